@@ -27,6 +27,7 @@ from protofl_common.backbones.load import BackboneError
 from protofl_common.basics.faults import fault_of
 from protofl_common.basics.text import is_site_name, printable, without_paths
 from protofl_common.config.options import SettingsError, read_section
+from protofl_common.config.python_names import allowed_modules
 from protofl_common.config.sections import StudySettings
 from protofl_common.data import DataError
 from protofl_common.experiment.node import NODE_KEYS, is_site, site_folder, site_name
@@ -200,7 +201,7 @@ def reason_of(
     elif isinstance(error, OSError):  # no fault of the code, such as a full disk
         text = f"{type(error).__name__}: {error}"
     else:
-        text = fault_of(error)
+        text = fault_of(error, allowed_modules())
     if not isinstance(error, WaitingForApproval):  # `_refusal` logs that, but not each time
         say = log if at_site else log_once
         say("ERROR", f"{asked}: {text}" if asked else text)

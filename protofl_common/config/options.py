@@ -334,7 +334,9 @@ def range_text(legal: Mapping[str, Any]) -> str:
     bounds = []
     for key, words in (("above", "above"), ("minimum", "at least"), ("maximum", "at most")):
         if legal[key] is not None:
-            bounds.append(f"{words} {legal[key]:g}")
+            bound = legal[key]
+            number = str(bound) if isinstance(bound, int) else f"{bound:g}"
+            bounds.append(f"{words} {number}")
     if not bounds:
         return ""
     zero = "0, or " if legal["or_zero"] else ""

@@ -57,7 +57,8 @@ def allow_only(modules: Iterable[str]) -> None:
     _ONLY[:] = [frozenset(modules)]  # all threads have this one list
 
 
-def _allowed_modules() -> frozenset[str]:
+def allowed_modules() -> frozenset[str]:
+    """Return the modules that `load` may import, by name."""
     return _ONLY[0] if _ONLY else _ALLOWED.get()
 
 
@@ -84,7 +85,7 @@ def check_modules(named: Iterable[tuple[str, str]]) -> None:
 
     ``named`` are pairs of a setting, as ``KEY = VALUE``, and the module that it would import.
     """
-    allowed = _allowed_modules()
+    allowed = allowed_modules()
     refused = [(setting, module) for setting, module in named if not is_inside(module, allowed)]
     if not refused:
         return
@@ -124,7 +125,7 @@ def load(name: str, setting: str) -> Any:
     loaded = getattr(module, attribute)
     # with ``from os import system`` in an allowed module, ``mynets:system`` would not be its own
     defined_in = str(getattr(loaded, "__module__", ""))
-    if not is_inside(defined_in, _allowed_modules()):
+    if not is_inside(defined_in, allowed_modules()):
         where = f"; it lies in {defined_in}" if defined_in else ""
         raise SettingsError(
             f"{setting} = {name!r}: it is no function or class of {module_name}{where}"

@@ -84,6 +84,7 @@ class RunSettings(Table):
     seed: int = option(
         default=42,
         minimum=0,
+        maximum=2**63 - 1,  # of PyTorch, TOML and Protocol Buffers
         help=(
             "all random choices of the run follow from it, with three exceptions: the noise of dp"
             " never repeats; K-means of prototypes, and the division of a site's own data, are the"

@@ -103,6 +103,15 @@ def data_key(settings: DataSettings) -> str:
     return f"{as_file_name(settings.dataset)}-{key}"
 
 
+def files_key(settings: DataSettings) -> str:
+    """Return 16 hexadecimal digits for the sizes and times of change of a data set's source files.
+
+    Wherever the files lie; who has edited one of them has another data set.
+    """
+    listings = [_listing(path) for path in source_of(settings.dataset).locate(settings)]
+    return digest(*[(size, time) for listing in listings for _, size, time in listing])
+
+
 def _listing(path: Path) -> list[tuple[str, int, int]]:
     """Return name, size and time of change of a file, or of all files in and below a folder.
 

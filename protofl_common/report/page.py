@@ -252,15 +252,18 @@ def _accuracies(run: RecordedRun) -> Markup:
 def _metrics(run: RecordedRun) -> Markup:
     """Return the table of metrics beside accuracy, of the last evaluation that has any."""
     last: Accuracies = {}
+    last_round = 0
     for row in run.rows:
-        last = row.get("metrics") or last
+        if row.get("metrics"):
+            last = row["metrics"]
+            last_round = row["evaluated-after-round"]
     # each label's AUC has a table of its own
     others = {name: values for name, values in last.items() if f"/{LABEL_AUC}/" not in name}
     rows = figures.metric_rows(others, digits=4)
     if not rows:
         return Markup("")
     note = (
-        "Metrics beside accuracy at the last evaluation, over the clients that have them."
+        f"Metrics beside accuracy after round {last_round}, over the clients that have them."
         f"{run.note_on_hidden}"
     )
     return table(Table(("", *MEASURES.values()), rows, note))

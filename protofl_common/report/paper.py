@@ -10,7 +10,7 @@ They are made from the files of finished runs, in the style of the page:
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -22,9 +22,9 @@ from protofl_common.report import drawing as plot
 from protofl_common.report.charts import CLASS_COLOURS, drawn_rows, places_in_map
 from protofl_common.report.reading import Floats, Ints
 from protofl_common.runs.folder import RoundRow, RunFolder
-from protofl_common.runs.over_clients import figures_of, in_percent
+from protofl_common.runs.over_clients import evaluations, figures_of, in_percent
 
-Methods = Mapping[str, Sequence[str | Path]]
+Methods = Mapping[str, Iterable[str | Path]]
 """A method's name -> the folders of its finished runs, one for each seed."""
 MOST_SAMPLES = 1000  # of a map; a t-SNE of so many takes a few seconds
 
@@ -52,8 +52,8 @@ def curves(methods: Methods, what: str = "") -> plot.Drawing:
     has that, and the prototypes' otherwise. SettingsError for a run that lacks the figure.
     """
     measured: dict[str, list[dict[int, float]]] = {}
-    for name, folders in methods.items():
-        measured[name] = [_means_of_rounds(Path(folder), what) for folder in folders]
+    for name, folders in _folders(methods).items():
+        measured[name] = [_means_of_rounds(folder, what) for folder in folders]
     rounds: set[int] = set()
     for runs in measured.values():
         for run in runs:
@@ -88,10 +88,10 @@ def boxes(methods: Methods, what: str = "") -> plot.Drawing:
     ``what`` is as for `curves`; HiddenClients for a run of secure aggregation.
     """
     values: dict[str, list[float]] = {}  # method -> the figures of all clients of all its runs
-    for name, folders in methods.items():
+    for name, folders in _folders(methods).items():
         values[name] = []
         for folder in folders:
-            values[name] += _figures_of_clients(Path(folder), what)
+            values[name] += _figures_of_clients(folder, what)
     names = [plot.short(name, 24) for name in values]
     width = max(plot.WIDTH, 1.2 + 0.6 * len(names))  # inches: 1.2 for the axis, 0.6 for each box
     with plot.canvas(width, plot.HEIGHT) as (figure, axes):
@@ -178,6 +178,23 @@ def features(
         return plot.Drawing(figure, "features", "Features of test samples", caption)
 
 
+def _folders(methods: Methods) -> dict[str, list[Path]]:
+    """Return the folders of each method's runs; SettingsError for a method without a list of them.
+
+    A text is a list of letters to Python, and would be read as that many folders.
+    """
+    found: dict[str, list[Path]] = {}
+    for name, folders in methods.items():
+        listed: list[str | Path] = []
+        if isinstance(folders, Iterable) and not isinstance(folders, str):
+            listed = list(folders)  # it may be what a `glob` yields
+        if not listed or not all(isinstance(folder, str | Path) for folder in listed):
+            wanted = "['runs/a-1', 'runs/a-2']"
+            raise SettingsError(f"{name}: {folders!r}: must be a list of run folders, as {wanted}")
+        found[name] = [Path(folder) for folder in listed]
+    return found
+
+
 def _label(what: str) -> str:
     """Return the words at the axis of a figure."""
     if not what:
@@ -203,24 +220,23 @@ def _means_of_rounds(folder: Path, what: str) -> dict[int, float]:
 
 
 def _figures_of_clients(folder: Path, what: str) -> list[float]:
-    """Return each client's figure at the run's last evaluation that has it; accuracies in percent.
+    """Return each client's figure at the run's last evaluation; accuracies in percent.
 
     ``what`` is as for `curves`. Clients without the figure are left out. HiddenClients if none has
-    it; SettingsError if no evaluation has it at all.
+    it; SettingsError if the last evaluation lacks it.
     """
-    for row in RunFolder(folder).latest_rows():
-        name = what or _default_kind(row)
-        if name not in figures_of(row):
-            continue
-        values = []
-        for client in row["clients"].values():
-            value = figures_of(client).get(name)
-            if value is not None:
-                values.append(100 * value if in_percent(name) else value)
-        if not values:
-            raise HiddenClients(f"{folder}: secure aggregation hides single clients: no boxes")
-        return values
-    raise SettingsError(f"{folder}: no evaluation of {what or 'accuracy'}")
+    row = next(evaluations(RunFolder(folder).latest_rows()), None)
+    name = what or (_default_kind(row) if row else "accuracy")
+    if row is None or name not in figures_of(row):
+        raise SettingsError(f"{folder}: no evaluation of {name} after the last round")
+    values = []
+    for client in row["clients"].values():
+        value = figures_of(client).get(name)
+        if value is not None:
+            values.append(100 * value if in_percent(name) else value)
+    if not values:
+        raise HiddenClients(f"{folder}: secure aggregation hides single clients: no boxes")
+    return values
 
 
 def _default_kind(row: RoundRow) -> str:

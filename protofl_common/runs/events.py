@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal
 from protofl_common.basics.faults import fault_of
 from protofl_common.basics.text import human_bytes, human_seconds
 from protofl_common.config.options import key_of
+from protofl_common.config.python_names import allowed_modules
 from protofl_common.runs import figures
 from protofl_common.runs.folder import KINDS, RoundRow, Summary, Trouble
 
@@ -191,7 +192,8 @@ class Failed(Event):
         """
         trace = ""
         if not is_expected:
-            trace = "".join(traceback.format_exception(error)) + f"protofl: {fault_of(error)}\n"
+            fault = fault_of(error, allowed_modules())
+            trace = "".join(traceback.format_exception(error)) + f"protofl: {fault}\n"
         return cls(type(error).__name__, str(error), trace)
 
     @property

@@ -195,6 +195,7 @@ Summary = TypedDict(
         "dataset": str,
         "partition": str,
         "division": NotRequired[int],  # the version of the partition
+        "data": NotRequired[str],  # of the user's own: other files, or changed ones, have another
         "clients": dict[str, SiteFacts],
         "rounds": int,
         "accuracy": Accuracies,

@@ -166,6 +166,16 @@ def figures_of(row: RoundRow | ClientRow) -> dict[str, Any]:
     return figures
 
 
+def evaluations(rows: Iterable[RoundRow]) -> Iterator[RoundRow]:
+    """Yield the rows in which clients were evaluated.
+
+    The final evaluation is one also if no client has answered it: no earlier one stands for it.
+    """
+    for row in rows:
+        if figures_of(row) or row["kind"] == "final":
+            yield row
+
+
 def in_percent(name: str) -> bool:
     """Return whether the figure ``name`` is an accuracy, which people read in percent.
 

@@ -311,14 +311,15 @@ def rounded_metrics(figures: Mapping[str, float], labels_N: Labels, least: int) 
 
 
 def _users_metric(name: str, scores_NC: Scores, labels_N: Labels) -> float:
-    """Call the user's function ``name``, ``module:function``.
+    """Call the user's function ``name``, ``module:function``, with arrays that it may change.
 
     The text of an error may quote samples, so it goes to the client's log; SettingsError, which the
     server gets, has its type alone.
     """
     metric: Metric = load(name, "metrics")
     try:
-        return float(metric(scores_NC, labels_N))
+        # other metrics, and the next evaluation, shall have what the function had
+        return float(metric(scores_NC.copy(), labels_N.copy()))
     except Exception as error:  # a user's function may raise anything
         traceback.print_exception(error)
         kind = type(error).__name__

@@ -83,10 +83,8 @@ class Run:
             number = row["evaluated-after-round"]
             for name, client in row["clients"].items():
                 for kind, accuracy in client["accuracy"].items():
-                    table.append(
-                        {"round": number, "client": name, "by": kind, "accuracy": accuracy}
-                    )
-        return pandas.DataFrame(table)
+                    table.append((number, name, kind, accuracy))
+        return pandas.DataFrame(table, columns=["round", "client", "by", "accuracy"])
 
 
 class Tried(NamedTuple):
@@ -117,18 +115,30 @@ def run(
 
     SettingsError with a line for each wrong setting; DataError for data that cannot be read.
     """
-    config = _config(data, settings)
+    number_of_clients = _at_least_one("clients", clients)
+    number_of_workers = _at_least_one("workers", workers)
+    config = _config(data, _by_key(settings))
     allow_named(config)
-    checked = check_settings(config, settings)
-    if data is not None and workers == 1:  # several need a process without PyTorch (see above)
+    # runs of several algorithms may share their tables: only one of these has an effect on each run
+    without_tables = {key: value for key, value in settings.items() if not isinstance(value, dict)}
+    checked = check_settings(config, _by_key(without_tables))
+    # several workers need a process without PyTorch (see above)
+    if data is not None and number_of_workers == 1:
         _check_data(data, checked)
     connected = None
     if cluster:
         _, connected = engine_for({CLUSTER: cluster}, str(config["device"]))
     on_event = on_event or (lambda event: None)
-    number_of_clients = index(clients)  # refuses a float, and takes an integer of NumPy
-    folder = simulate(config, number_of_clients, on_event, workers, cluster=connected)
+    folder = simulate(config, number_of_clients, on_event, number_of_workers, cluster=connected)
     return Run(folder)
+
+
+def _at_least_one(name: str, number: int) -> int:
+    """Return the number as an int; SettingsError below 1, TypeError for a float."""
+    number = index(number)  # takes an integer of NumPy, too
+    if number < 1:
+        raise SettingsError(f"{name} = {number}: must be at least 1")
+    return number
 
 
 def _check_data(data: Data, settings: Settings) -> None:
@@ -175,7 +185,7 @@ def try_method(
         "partition": "iid",
         "state-dir": mkdtemp(),
     }
-    config = _config(data, settings | for_one_client)
+    config = _config(data, _by_key(settings | for_one_client))
 
     # the only client of a run, in its first round
     node: dict[str, Scalar] = {"partition-id": 0, "num-partitions": 1}
@@ -217,11 +227,10 @@ def _as_download(upload: Payload, exchange: Exchange) -> Payload:
     return Payload(**entries)
 
 
-def _config(data: Data | None, settings: dict[str, Scalar]) -> dict[str, Scalar]:
-    """Return a run's whole config: the defaults, the settings that name ``data``, and ``settings``.
+def _by_key(settings: dict[str, Scalar]) -> dict[str, Scalar]:
+    """Return settings by the keys that they have everywhere else.
 
-    Where they differ, ``settings`` win; their keys may have ``_`` for ``-``. No report is written
-    unless they ask for one. Objects in Python are stored in a file of the cache folder.
+    Here ``_`` may stand for ``-``, and the settings of an algorithm may be a dictionary.
     """
     dashed = {}
     for key, value in settings.items():
@@ -232,6 +241,15 @@ def _config(data: Data | None, settings: dict[str, Scalar]) -> dict[str, Scalar]
     for key, value in chosen.items():
         if isinstance(value, np.generic):  # a number of NumPy
             chosen[key] = value.item()
+    return chosen
+
+
+def _config(data: Data | None, chosen: dict[str, Scalar]) -> dict[str, Scalar]:
+    """Return a run's whole config: the defaults, the settings that name ``data``, and the chosen.
+
+    Where they differ, the ``chosen`` ones win. No report is written unless they ask for one.
+    Objects in Python are stored in a file of the cache folder.
+    """
     data_settings = _settings_of_data(data, str(chosen.get("cache-dir", "")))
     return with_hparams({**default_run_config(), "report": False, **data_settings, **chosen})
 

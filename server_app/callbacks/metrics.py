@@ -12,7 +12,10 @@ from typing import Self, TypeVar, cast
 from protofl_common.basics.code_version import code_version, commit, machine
 from protofl_common.basics.tensorfile import write_tensors
 from protofl_common.basics.text import in_order
-from protofl_common.config.datasets import PARTITIONS
+from protofl_common.config.datasets import PARTITIONS, is_own
+from protofl_common.config.options import SettingsError
+from protofl_common.data import DataError
+from protofl_common.data.store import files_key
 from protofl_common.experiment.node import own_code
 from protofl_common.experiment.settings import to_run_config
 from protofl_common.privacy.sums import Means
@@ -84,8 +87,9 @@ class Conclusion(Callback):
     """Writes the results, and then the summary: a run that has one is complete."""
 
     def on_start(self, run: ActiveRun) -> None:
-        # noted now, as the user may edit that code while the run goes on
+        # noted now, as the user may edit code and data while the run goes on
         self.own_code = own_code(run.settings.given, without=("callback", "metrics"))
+        self.own_data = _own_data(run)
 
     def on_end(self, run: ActiveRun, row: RoundRow, result: RoundResult) -> None:
         """Write the global prototypes and weights, if there are any, and then the summary."""
@@ -96,7 +100,24 @@ class Conclusion(Callback):
         weights = run.strategy.global_weights
         if weights is not None:
             write_tensors(run.folder / "weights.safetensors", weights, {})
-        run.files.write(SUMMARY, _summary(run, row, self.own_code), indent=2)
+        summary = _summary(run, row, self.own_code)
+        if self.own_data:
+            summary["data"] = self.own_data
+        run.files.write(SUMMARY, summary, indent=2)
+
+
+def _own_data(run: ActiveRun) -> str:
+    """Return what tells the user's own data, which simulated clients divide, from changed ones.
+
+    "" for other data, and where the server does not have them.
+    """
+    data = run.settings.data
+    if not is_own(data.dataset) or not run.federation.simulated:
+        return ""
+    try:
+        return files_key(data)
+    except (DataError, SettingsError, OSError):
+        return ""
 
 
 def row_of(

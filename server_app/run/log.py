@@ -25,8 +25,8 @@ def listening(on_event: OnEvent) -> Iterator[None]:
 
 
 def emit(event: Event) -> None:
-    """Hand an event to all listeners, at once."""
-    for on_event in _listeners:
+    """Hand an event to all listeners, at once; last to the caller's, which may change its row."""
+    for on_event in reversed(_listeners):
         on_event(event)
 
 

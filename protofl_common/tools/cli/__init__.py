@@ -19,7 +19,7 @@ from typing import NoReturn
 from protofl_common.basics.faults import fault_of
 from protofl_common.config.lists import names_in
 from protofl_common.config.options import SettingsError
-from protofl_common.config.python_names import allow
+from protofl_common.config.python_names import allow, allowed_modules
 
 COMMANDS = {  # name of each file beside this one -> what it does
     "run": "one federation, simulated on this machine, or on a Ray cluster",
@@ -100,7 +100,7 @@ def main(arguments: list[str] | None = None) -> int:
         return STOPPED
     except Exception as error:
         traceback.print_exc()
-        print(f"protofl: {fault_of(error)}", file=sys.stderr)
+        print(f"protofl: {fault_of(error, allowed_modules())}", file=sys.stderr)
         return 1
 
 

@@ -189,7 +189,10 @@ def comparison(folders: list[Path]) -> Table:
     for folder, summary in zip(folders, summaries, strict=True):
         columns.append(_figures(folder, summary))
         # the version of the code that divides the data; the first wrote none
-        settings.append(summary["settings"] | {"division": summary.get("division", 1)})
+        division = summary.get("division", 1)
+        settings.append(
+            summary["settings"] | {"division": division, "data": summary.get("data", "–")}
+        )
 
     # all columns have the same figures in the same order
     rows = [[name, *(column[name] for column in columns)] for name in columns[0]]

@@ -31,6 +31,7 @@ from protofl_common.basics.text import first_of, printable
 from protofl_common.config.architectures import ARCHITECTURES, members_of
 from protofl_common.config.datasets import PARTITIONS, is_own
 from protofl_common.config.options import Config, Scalar, SettingsError
+from protofl_common.config.python_names import allowed_modules
 from protofl_common.data.division import number_in_division, shares_of
 from protofl_common.data.raw import DataError, described
 from protofl_common.data.store import StoredData, open_data
@@ -115,7 +116,7 @@ def _findings_of(check: Callable[[Planned], Results], planned: Planned) -> list[
         untold = f"cannot be told here ({printable(repr(error))})"
         return [Finding(WRONG, topic, untold, "ask as the user, on the machine, of the run")]
     except Exception as error:
-        return [Finding(WRONG, topic, fault_of(error))]
+        return [Finding(WRONG, topic, fault_of(error, allowed_modules()))]
 
 
 def _versions(planned: Planned) -> Results:

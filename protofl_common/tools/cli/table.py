@@ -126,7 +126,11 @@ def act(arguments: argparse.Namespace) -> int | None:
     status = execute(planned, runs, launch_here, out, console, trials, shard)
     if arguments.figures:
         for table, cells in planned:
-            draw(table, cells, runs, arguments.figures)
+            not_drawn = draw(table, cells, runs, arguments.figures)
+            if not_drawn:
+                names = ", ".join(not_drawn)
+                text = f"{table.name}: not drawn, as curves are means over all clients: {names}"
+                console.print(text, markup=False)
         console.print(f"figures: {arguments.figures}")
     if arguments.json:
         written = [out / f"{table.name}.json" for table, _ in planned]
@@ -371,22 +375,33 @@ def _write(
             write_text(out / f"{table.name}{suffix}", text)
 
 
-def draw(table: TableFile, cells: list[Cell], runs: Runs, into: Path) -> None:
+def draw(table: TableFile, cells: list[Cell], runs: Runs, into: Path) -> list[str]:
     """Draw curves and boxes of the finished runs of each column, in which each row is a method.
 
-    A column has a drawing for each figure that its cells show, but for counts.
+    A column has a drawing for each figure that its cells show, but for counts. Rows without the
+    figure are left out. Return the columns that are not drawn because their figures are of a domain
+    or no mean over the clients: curves are means over all clients.
     """
     from protofl_common.report.paper import save_curves_and_boxes  # matplotlib, half a second
 
+    not_drawn = []
     for column in table.columns:
         methods: dict[str, dict[str, list[Path]]] = {}  # figure -> row -> folders
         for cell in cells:
+            figure = cell.figure
+            if cell.column != column or figure.what in COUNTS:
+                continue
+            if figure.domain or figure.over != "mean":
+                not_drawn.append(column)
+                continue
             folders = [runs.folder_of(run) for run in cell.runs.values() if runs.finished(run)]
-            if cell.column == column and folders and cell.figure.what not in COUNTS:
-                methods.setdefault(cell.figure.what, {})[cell.row] = folders
+            folders = [folder for folder in folders if figure.is_in(folder)]
+            if folders:
+                methods.setdefault(figure.what, {})[cell.row] = folders
         for what, of_rows in methods.items():
             prefix = as_file_name(f"{table.name}-{column}-{what}-")
             save_curves_and_boxes(of_rows, what, into, prefix)
+    return list(dict.fromkeys(not_drawn))
 
 
 def _shard(text: str) -> slice:

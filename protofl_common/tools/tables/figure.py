@@ -5,6 +5,7 @@ A figure has four parts (`LEGAL`, docs/tables.md); a table, its columns and its 
 
 import re
 import statistics
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -24,8 +25,8 @@ LEGAL = {
     ),
     "domain": ("the name of a domain", r".*"),
     "over": (
-        "mean, by-samples, std, worst-N%, best-N%",
-        r"mean|by-samples|std|(worst|best)-[1-9]\d*%",
+        "mean, by-samples, std, worst-N%, best-N%, with N from 1 to 100",
+        r"mean|by-samples|std|(worst|best)-([1-9]\d?|100)%",
     ),
 }
 BYTES_PER_NUMBER = 4
@@ -89,7 +90,8 @@ class Figure:
         run = RunFolder(folder)
         rows, _ = self._rows(run)
         if not rows:
-            raise NoFigure(f"no evaluation of {self.what}")
+            when = " after the last round" if self.when == "final" else ""
+            raise NoFigure(f"no evaluation of {self.what}{when}")
 
         clients = run.finished_summary()["clients"]
         domains = {site: facts["domain"] for site, facts in clients.items()}
@@ -98,6 +100,14 @@ class Figure:
             is_count = self.what in COUNTS
             values.append(self._count(row) if is_count else self._accuracy(row, domains))
         return max(values) if self.when == "best" else statistics.fmean(values)
+
+    def is_in(self, folder: Path) -> bool:
+        """Return whether the finished run in ``folder`` has the figure."""
+        try:
+            self.read(folder)
+        except NoFigure:
+            return False
+        return True
 
     def described(self, folder: Path) -> str:
         """Return the figure's name, with what a reader must know of it in this finished run.
@@ -125,8 +135,9 @@ class Figure:
         """
         if self.when != "best":
             wanted = 1 if self.when == "final" else int(self.when.removeprefix("last-"))
-            rows_with_figure = (row for row in run.latest_rows() if self._is_in(row))
-            rows = list(islice(rows_with_figure, wanted))
+            # no earlier evaluation takes the place of one that lacks the figure
+            last = islice(self._candidates(run.latest_rows()), wanted)
+            rows = [row for row in last if self._is_in(row)]
             are_too_few = 0 < len(rows) < wanted
             return rows, f", of {len(rows)} evaluations" if are_too_few else ""
 
@@ -142,6 +153,12 @@ class Figure:
         if data == "validation" or self.over == "std":
             candidates = [best]
         return [row for row in candidates if self._is_in(row)], choice
+
+    def _candidates(self, rows: Iterable[RoundRow]) -> Iterator[RoundRow]:
+        """Yield the rounds for a count, and the evaluations for any other figure."""
+        if self.what in COUNTS:
+            return (row for row in rows if row["kind"] == "round")
+        return over_clients.evaluations(rows)
 
     def _is_in(self, row: RoundRow) -> bool:
         """Return whether the row has the figure; the final evaluation has no counts."""
@@ -200,10 +217,11 @@ class Figure:
         """Return how many numbers or prototypes travelled in a round.
 
         ``numbers`` are those of all clients together, both ways. What is sent is the mean over the
-        clients whose reply counted; prototypes received are the global ones, which each client
-        gets. NoFigure for an algorithm that reports no prototypes.
+        replies that counted, also late ones; prototypes received are the global ones, which each
+        client gets. NoFigure for an algorithm that reports no prototypes.
         """
-        senders = max(1, row["valid"])  # a round without replies must not divide by 0
+        replies = row["valid"] + len(row.get("counted-late", {}))
+        senders = max(1, replies)  # a round without replies must not divide by 0
         if self.what == "numbers":
             return float(row["bytes"]["up"] + row["bytes"]["down"]) / BYTES_PER_NUMBER
         if self.what == "numbers-sent":

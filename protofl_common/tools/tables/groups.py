@@ -195,11 +195,11 @@ class Group:
     def data(self) -> Config:
         """All that the division of the data depends on, but for the seed.
 
-        That is settings about data, the version of the dividing code, that of the code of the
-        user's own data set, and the number of clients.
+        That is settings about data, the version of the dividing code, the user's own data and the
+        version of the code that makes them, and the number of clients.
         """
         code = f"code of {module_of(str(self.settings.get('dataset')))}"
-        keys = (*keys_of(DataSettings), "division", code)
+        keys = (*keys_of(DataSettings), "division", "data", code)
         settings = {key: self.settings[key] for key in keys if key in self.settings}
         return {**settings, "clients": self.clients}
 
@@ -287,12 +287,14 @@ def _add_run(groups: dict[str, Group], folder: Path, figure: Figure | None) -> N
 def _experiment_of(summary: Summary) -> Config:
     """Return what tells experiments apart: runs are of one group if all but the seed is equal.
 
-    That is settings, the version of the dividing code, the clients' networks, the place of the
-    user's own data, and the version of the user's own code.
+    That is settings, the version of the dividing code, the clients' networks, the user's own data
+    and their place, and the version of the user's own code.
     """
     settings = experiment(summary["settings"])
     settings["division"] = summary.get("division", 1)
     settings["networks"] = counted(client["arch"] for client in summary["clients"].values())
+    if "data" in summary:
+        settings["data"] = summary["data"]
     folder = summary["settings"].get("data-dir")
     if folder and is_own(str(settings.get("dataset"))):  # with other files it is another experiment
         settings["data-dir"] = str(Path(str(folder)).absolute())

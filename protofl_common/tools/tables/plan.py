@@ -32,7 +32,7 @@ from protofl_common.experiment.settings import (
     to_run_config,
 )
 from protofl_common.runs.events import Event, Failed, RoundDone
-from protofl_common.runs.folder import CHECKPOINTS, SUMMARY, RunFolder
+from protofl_common.runs.folder import CHECKPOINTS, NEW, SUMMARY, RunFolder
 from protofl_common.tools.arguments import read_recipe
 from protofl_common.tools.tables.figure import Figure
 from protofl_common.tools.tables.spec import TableFile
@@ -92,6 +92,12 @@ class Cell:
 def experiment(config: Config) -> Config:
     """Return those settings in which two runs must be the same to be one experiment."""
     return {key: value for key, value in config.items() if key not in NOT_OF_EXPERIMENT}
+
+
+def _what_it_leaves(settings: Settings) -> Config:
+    """Return those settings that decide what a run leaves: the experiment, and what it measures."""
+    config = to_run_config(settings)
+    return {**experiment(config), "metrics": config["metrics"]}
 
 
 def plan(
@@ -169,8 +175,24 @@ def _cell(
         federation = federation | {"num-supernodes": clients}
     runs = {seed: _run(config | {"seed": seed}, federation, data_dir) for seed in seeds}
     check_settings_act(row.settings, *(run.settings for run in runs.values()))
+    _check_measured(figure, *(run.settings for run in runs.values()))
     spaces = table.search | column.search | row.search
     return Cell(row_name, column_name, figure, runs, spaces=spaces)
+
+
+def _check_measured(figure: Figure, *runs: Settings) -> None:
+    """Raise SettingsError if the figure is of a metric that the runs do not measure."""
+    # of head/auc and validation/head/recall/3 that is auc, and recall
+    metric = figure.what.removeprefix("validation/").partition("/")[2].partition("/")[0]
+    if not metric or f"/{metric}" == NEW:
+        return
+    for settings in runs:
+        if metric not in settings.reported_metrics:
+            measured = ", ".join([*settings.metrics, metric])
+            raise SettingsError(
+                f"figure.what = {figure.what!r}: its runs do not measure {metric}; "
+                f"set metrics = {measured!r}"
+            )
 
 
 def _skipped_if_data_are_missing(cell: Cell) -> Cell:
@@ -206,12 +228,12 @@ def _run(config: Config, federation: Config, data_dir: str) -> Run:
 def _mark(config: Config, settings: Settings, clients: Scalar) -> str:
     """Return eight hexadecimal digits that tell a run from others.
 
-    They are the beginning of a hash of the settings that are not the defaults, the number of
-    clients, the place and the files of the data, and the versions of the user's code and of the
-    code that divides the data.
+    They are the beginning of a hash of the settings that are not the defaults, the metrics among
+    them, the number of clients, the place and the files of the data, and the versions of the user's
+    code and of the code that divides the data.
     """
     defaults = default_run_config()
-    chosen = experiment(to_run_config(settings))
+    chosen = _what_it_leaves(settings)
     changed = [(key, value) for key, value in chosen.items() if value != defaults[key]]
     folder = settings.data.data_dir
     where = str(Path(folder).absolute()) if folder else ""
@@ -270,7 +292,7 @@ class Runs:
         if summary is None:
             return False
         settings_then = summary["settings"]
-        for key, value in experiment(to_run_config(run.settings)).items():
+        for key, value in _what_it_leaves(run.settings).items():
             # a run of another version may not have had the setting
             if key in settings_then and settings_then[key] != value:
                 return False

@@ -87,16 +87,13 @@ class Result:
         return f"{text} ({len(figures)} of {wanted} seeds{failed})"
 
     @property
-    def rank(self) -> float | None:
-        """The mean of a cell, rounded as it is shown, by which cells are compared.
+    def can_be_compared(self) -> bool:
+        """True if the cell has figures, and the largest is the best.
 
-        None for a cell that is not finished, and for a figure of which the largest is not the best:
-        a count, or the deviation over clients.
+        It is not of a count, and of the deviation over clients.
         """
         figure = self.cell.figure
-        if self.state != "done" or figure.what in COUNTS or figure.over == "std":
-            return None
-        return round(statistics.fmean(self.values.values()), self.decimals)
+        return bool(self.values) and figure.what not in COUNTS and figure.over != "std"
 
     @property
     def division(self) -> object:
@@ -191,16 +188,19 @@ def cells_of(table: TableFile, results: Results) -> Table:
 
 
 def _is_best(result: Result, column: str, results: Results) -> bool:
-    """Return whether a cell is better than every other of its column, and not by chance.
+    """Return whether a finished cell is better than every other of its column, and not by chance.
 
     It is, if all differences are above 0 and their p-values, corrected after Holm, below
-    `SIGNIFICANT`. False also if the column has no other cell that can be compared.
+    `SIGNIFICANT`. Cells of which some runs are left, or failed, are compared by the others. False
+    also if the column has no other cell that can be compared.
     """
+    if result.state != "done" or not result.can_be_compared:
+        return False
     p_values = {}
     for (name, where), other in results.items():
-        if where != column or other is result or other.rank is None:
+        if where != column or other is result or not other.can_be_compared:
             continue
-        if result.rank is None or result.division != other.division:
+        if result.division != other.division:
             return False
         lead = difference(result.values, other.values)
         if lead is None or not lead.mean > 0 or math.isnan(lead.p):  # p of one seed is NaN
@@ -362,6 +362,6 @@ def csv_of_seeds(results: Results) -> str:
     for (name, column), result in results.items():
         for seed, value in result.values.items():
             warnings = [warning for warning, seeds in result.warned.items() if seed in seeds]
-            texts = (name, column, str(seed), result.figure, f"{value:.6g}", "; ".join(warnings))
+            texts = (name, column, str(seed), result.figure, f"{value:.10g}", "; ".join(warnings))
             rows.append(list(texts))
     return as_csv(rows)

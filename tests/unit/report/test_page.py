@@ -109,6 +109,7 @@ def test_metrics_have_a_line_each_and_recalls_a_row_per_class(
         lines += [cells for cells in table if cells[0] == "head/auc"]
 
     assert lines == [["head/auc", "0.2000", "0.1000", "0.2500", "0.1250"]]  # of the last round
+    assert "Metrics beside accuracy after round 1," in page.source
     assert "head/auc" in page.figures["metrics"]
     assert "recall/" not in page.figures["metrics"]
     assert "Recall of each class by" in page.figures["recall"]

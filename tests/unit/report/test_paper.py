@@ -76,6 +76,22 @@ def test_a_run_without_the_figure_is_named(draw: Any, methods: dict[str, list[Pa
         draw(methods, "head/auc")
 
 
+@pytest.mark.parametrize("draw", [paper.curves, paper.boxes])
+@pytest.mark.parametrize("folders", ["runs/one", [], [object()]])
+def test_a_method_has_a_list_of_folders(draw: Any, folders: Any) -> None:
+    with pytest.raises(SettingsError, match=r"ours: .*: must be a list of run folders"):
+        draw({"ours": folders})
+
+
+def test_a_box_is_of_the_last_evaluation_alone(tmp_path: Path) -> None:
+    """No client has the metric there, as its value is not finite; one had it a round earlier."""
+    evaluations = [{"a": {"head": 0.1, "head/own": 0.4}}, {"a": {"head": 0.2}}]
+    write_run(tmp_path, {"algo": "fedproto"}, evaluations)
+
+    with pytest.raises(SettingsError, match="no evaluation of head/own after the last round"):
+        paper.boxes({"ours": [tmp_path]}, "head/own")
+
+
 def test_hidden_clients_have_no_boxes(methods: dict[str, list[Path]]) -> None:
     """The rows have no accuracies of single clients, as under secure aggregation."""
 

@@ -62,6 +62,17 @@ def test_a_run_returns_its_results(tmp_path: Path) -> None:
         _ = run.accuracy
 
 
+def test_what_a_listener_changes_in_a_row_changes_no_result(tmp_path: Path) -> None:
+    def clear(event: public.events.Event) -> None:
+        if isinstance(event, public.events.RoundDone):
+            event.row["bytes"].clear()
+            event.row["accuracy"].clear()
+
+    run = public.run(algo="fedavg", clients=2, out_dir=str(tmp_path), on_event=clear, **SMALL)
+
+    assert run.summary["bytes"]["up"] == sum(row["bytes"]["up"] for row in run.rounds)
+
+
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(public.SettingsError, match=r"metrics\.jsonl with a round in it; give"):
         _ = public.Run(tmp_path / "none").rounds
@@ -189,8 +200,9 @@ def test_a_model_is_given_what_python_has(tmp_path: Path) -> None:
 
 
 def test_a_file_that_was_changed_is_read_again(tmp_path: Path) -> None:
-    """The file has 40 samples at first, and then 60."""
+    """The file has 40 samples at first, and then 60; `protofl compare` tells the runs apart."""
     file = tmp_path / "mine.csv"
+    versions = []
     for samples in (40, 60):
         rows = "".join(f"{row},{row % 2}\n" for row in range(samples))
         file.write_text(f"x,label\n{rows}", encoding="utf-8")
@@ -200,6 +212,8 @@ def test_a_file_that_was_changed_is_read_again(tmp_path: Path) -> None:
         clients = run.rounds[-1]["clients"].values()
         used = [client["train-samples"] + client["test-samples"] for client in clients]
         assert sum(used) == samples
+        versions.append(run.summary["data"])
+    assert len(set(versions)) == 2
 
 
 def test_tables_of_algorithms_are_read_as_a_recipe_has_them(tmp_path: Path) -> None:
@@ -210,10 +224,16 @@ def test_tables_of_algorithms_are_read_as_a_recipe_has_them(tmp_path: Path) -> N
 
     assert run.summary["settings"]["fedproto.lambda"] == 0.25
 
-    refusal = r"fedproto\.lambda = 2: has no effect on fedavg"
 
+@pytest.mark.parametrize(("chosen", "refusal"), [
+    ({"fedproto.lambda": 2}, r"fedproto\.lambda = 2: has no effect on fedavg"),
+    ({"classes_per_client": 3}, "classes-per-client = 3: has no effect on partition = iid"),
+    ({"clients": 0}, "clients = 0: must be at least 1"),
+    ({"workers": 0}, "workers = 0: must be at least 1"),
+])  # fmt: skip
+def test_what_would_have_no_effect_is_refused(chosen: dict[str, Any], refusal: str) -> None:
     with pytest.raises(public.SettingsError, match=refusal):
-        public.run(algo="fedavg", **{"fedproto.lambda": 2})
+        public.run(algo="fedavg", **chosen)
 
 
 class Twice(extend.ClientAlgorithm[extend.Hparams]):

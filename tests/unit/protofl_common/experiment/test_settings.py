@@ -91,6 +91,7 @@ def test_defaults_suit_every_algorithm_and_survive_a_round_trip(algo: str) -> No
     ("optimizer", "adamw", "did you mean adam?"),
     ("fedproto.distance", "cosine", "choose one of l2, squared-l2, l1, mse"),
     ("fedproto.lambda", -1, "must be a number at least 0"),
+    ("seed", 2**63, "must be a whole number at least 0 and at most 9223372036854775807"),
     ("positive-rate", "half", "must be a number above 0 and at most 1"),
     (
         "test-from",

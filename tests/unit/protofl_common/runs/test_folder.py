@@ -96,7 +96,7 @@ def test_a_real_run_writes_every_declared_key_and_no_other(tmp_path: Path) -> No
     assert [row["kind"] for row in run.rows()] == ["round", "final"]
     assert [row.keys() for row in run.margins()] == [folder.MarginRow.__annotations__.keys()]
 
-    optional = {"epsilon", "epsilon-of-ledgers"}
+    optional = {"data", "epsilon", "epsilon-of-ledgers"}  # data: of a user's own
 
     assert run.finished_summary().keys() | optional == folder.Summary.__annotations__.keys()
     assert run.sites().keys() == folder.Sites.__annotations__.keys()

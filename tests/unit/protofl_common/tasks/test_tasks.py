@@ -215,6 +215,21 @@ def test_a_client_of_one_class_or_none_has_no_figure_that_is_no_number(
     assert evaluate_metrics(["auc", "recall"], METRICS, SCORES[:0], LABELS[:0]) == {}
 
 
+def test_a_metric_of_ones_own_may_change_its_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The metrics behind it are those without it, and the client keeps its labels."""
+    module = ModuleType("mine")
+    exec("def ruins(scores, labels):\n  scores[:] = labels[:] = 0\n  return 1", vars(module))
+    monkeypatch.setitem(sys.modules, "mine", module)
+    allow(["mine"])
+    scores = SCORES.copy()
+    labels = LABELS.copy()
+
+    figures = evaluate_metrics(["mine:ruins", "auc"], METRICS, scores, labels)
+
+    assert figures == {"mine:ruins": 1.0, "auc": pytest.approx(AUC)}
+    assert labels.tolist() == LABELS.tolist()
+
+
 @pytest.mark.slow
 def test_the_error_of_an_auc_is_that_of_resampling() -> None:
     """DeLong's variance against 2,000 bootstrap samples of those with and without the label."""

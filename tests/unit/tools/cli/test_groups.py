@@ -244,6 +244,20 @@ def test_runs_that_cannot_be_paired_are_named_with_the_reason(
     assert local["note"] == note
 
 
+def test_runs_on_a_file_that_was_edited_between_them_are_other_experiments(
+    tmp_path: Path, capsys: Printed
+) -> None:
+    """The last run of each group is on another content of the same file."""
+    for algo in ("fedproto", "local"):
+        *_, last = write(tmp_path, algo, OURS)
+        edit_summary(last, data="0123456789abcdef")
+
+    groups = compared(capsys, tmp_path)
+
+    assert [group["n"] for group in groups] == [3, 1, 3, 1]
+    assert [group["note"] for group in groups] == ["", OTHER_DATA, "", OTHER_DATA]
+
+
 def test_single_runs_are_shown_side_by_side_with_a_warning_unless_options_ask(
     tmp_path: Path, capsys: Printed
 ) -> None:

@@ -1,5 +1,6 @@
 """Tables: their files, what runs and is not repeated, how the result looks, and its figures."""
 
+import json
 import subprocess
 import sys
 from dataclasses import asdict, replace
@@ -513,6 +514,33 @@ def test_a_setting_of_a_row_that_its_algorithm_does_not_read_is_named(small: Pat
     ]
 
 
+def test_a_run_that_measured_other_metrics_is_another_run(small: Path) -> None:
+    """Metrics change no result; but a run that is finished would have none that are added now."""
+    without = names_of_runs(small)
+    edit(small, "rounds: 2,", "rounds: 2, metrics: auc,")
+    with_auc = names_of_runs(small)
+
+    assert not set(without) & set(with_auc)
+
+    edit(small, "rounds: 2,", "rounds: 2, report: false,")
+
+    assert names_of_runs(small) == without
+
+
+def test_a_figure_that_the_runs_do_not_measure_is_named(small: Path) -> None:
+    """Balanced accuracy is measured unasked where classes are uneven; new clients are no metric."""
+    for measured in ("head/balanced-accuracy", "head/new-clients", "validation/head"):
+        edit(small, "what: head}", f"what: {measured}}}")
+        planned(small)
+
+    edit(small, "what: head}", "what: validation/head/auc}")
+    wanted = "figure.what = 'validation/head/auc': its runs do not measure auc; set metrics = 'auc'"
+    with pytest.raises(SettingsError, match=wanted):
+        planned(small)
+
+    planned(small, overrides={"metrics": "auc"})
+
+
 def test_a_setting_of_the_command_line_must_act_on_some_row(small: Path) -> None:
     """``fedtgp.lambda`` acts on none until a row runs FedTGP."""
     overrides: Config = {"lr": 0.1, "fedproto.lambda": 3.0, "fedtgp.lambda": 2.0}
@@ -553,7 +581,7 @@ def test_figures_have_a_method_for_each_row_with_runs(small: Path, tmp_path: Pat
     runs = Runs(tmp_path / "runs")
     cells = [cell for cell in planned(small) if cell.column == "all"]
 
-    draw(read_table(small), cells, runs, tmp_path / "figures")
+    assert draw(read_table(small), cells, runs, tmp_path / "figures") == []
 
     names = {f"small-all-head-{name}" for name in ("curves", "boxes")}
     files = list((tmp_path / "figures").iterdir())
@@ -563,6 +591,21 @@ def test_figures_have_a_method_for_each_row_with_runs(small: Path, tmp_path: Pat
     assert "Local" in svg
     assert "FedProto" in svg
     assert "MNIST" not in svg
+
+
+def test_figures_are_of_rows_and_columns_whose_means_they_show(small: Path, tmp_path: Path) -> None:
+    """No run predicts by prototypes, and the figures of the other columns are no mean over all."""
+    edit(small, "few: {", "few: {figure: {over: std}, ")
+    text = small.read_text(encoding="utf-8").replace("algo: local}", "algo: local}, PROTOTYPE")
+    small.write_text(text.replace("PROTOTYPE", "figure: {what: prototype}"), encoding="utf-8")
+    run_table(small, Launcher())
+    runs = Runs(tmp_path / "runs")
+
+    not_drawn = draw(read_table(small), planned(small), runs, tmp_path / "figures")
+
+    assert not_drawn == ["first", "few"]
+    files = {path.name for path in (tmp_path / "figures").glob("*.svg")}
+    assert files == {"small-all-head-curves.svg", "small-all-head-boxes.svg"}
 
 
 def test_a_lead_that_may_be_chance_is_not_bold(small: Path) -> None:
@@ -584,6 +627,11 @@ def test_a_lead_that_may_be_chance_is_not_bold(small: Path) -> None:
         results["FedProto", "all"].values[seed] = 52 + seed / 10
     ((_, column),) = render.cells_of(table, results).bold
     assert column == 1  # the column "all", after the names of the rows
+
+    # the only run of a third row that did not fail is better still
+    theirs = replace(results["Local", "all"], values={1: 90.0}, state="failed")
+    results["MNIST", "all"] = theirs
+    assert render.cells_of(table, results).bold == []
 
 
 def test_the_best_of_finished_cells_is_bold_in_latex(small: Path) -> None:
@@ -850,12 +898,38 @@ def test_a_figure_says_what_it_is_and_what_the_run_does_not_have(folder: Path) -
     assert str(Figure()) == "final head"
     assert Figure("last-9").described(folder) == "last-9 head, of 3 evaluations"
 
-    with pytest.raises(NoFigure, match="no evaluation of prototype"):
+    with pytest.raises(NoFigure, match="no evaluation of prototype after the last round"):
         Figure(what="prototype").read(folder)
 
     missing = "no client of domain 'webcam' with head; there are a dslr, amazon"
     with pytest.raises(NoFigure, match=missing):
         Figure(domain="webcam").read(folder)
+
+
+def test_no_earlier_evaluation_takes_the_place_of_the_last(tmp_path: Path) -> None:
+    """Of three evaluations the last lacks the figure, as a metric that is not finite does."""
+    heads = [{"0": {"head": 0.2}}, {"0": {"head": 0.4}}, {"0": {"prototype": 0.9}}]
+    write_run(tmp_path, {}, heads)
+
+    with pytest.raises(NoFigure, match="no evaluation of head after the last round"):
+        Figure().read(tmp_path)
+
+    last_two = Figure("last-2")
+    assert last_two.read(tmp_path) == pytest.approx(40.0)
+    assert last_two.described(tmp_path) == "last-2 head, of 1 evaluations"
+
+
+def test_what_a_client_sends_is_a_mean_over_late_replies_too(tmp_path: Path) -> None:
+    """Two replies came in their round, and one of an earlier round counted; each had 40 bytes."""
+    rows = [
+        round_row(1, ["a", "b"], bytes={"up": 120, "down": 0}, **{"counted-late": {"c": 1}}),
+        round_row(1, ["a", "b", "c"], kind="final"),
+    ]
+    write_run(tmp_path, {}, [{"a": {"head": 0.5}}])
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    (tmp_path / "metrics.jsonl").write_text(lines, encoding="utf-8")
+
+    assert Figure(what="numbers-sent").read(tmp_path) == 10
 
 
 @pytest.mark.parametrize(("what", "digits"), [
@@ -870,6 +944,7 @@ def test_accuracies_have_two_digits_metrics_four_and_numbers_one(what: str, digi
     ({"what": "heads"}, "here: figure.what = 'heads': choose head, prototype, "),
     ({"of": "head"}, "here: figure.of: unknown; choose among when, what, domain, over"),
     ({"when": "best", "what": "numbers"}, "figure.when = 'best' needs an accuracy"),
+    ({"over": "worst-101%"}, "figure.over = 'worst-101%': choose mean, by-samples, std, worst-N%"),
 ])  # fmt: skip
 def test_a_wrong_figure_is_named(parts: dict[str, Any], expected: str) -> None:
     with pytest.raises(SettingsError) as error:
