@@ -197,7 +197,8 @@ def _check_witness(content: RecordDict, name: str, folder: Path) -> None:
     if head and not audit.has_line(folder, head):
         raise RefusedMessage(
             f"{SEEN}.{name}: the server has seen a line that this site's audit log lacks: state-dir"
-            " is an older copy, or a new one; see Backup and restore in docs/operations.md"
+            " is an older copy, or a new one; see Backup and restore in docs/operations.md. Or"
+            f" another machine has called itself {name}, in a run without study-sites"
         )
 
 

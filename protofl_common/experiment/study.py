@@ -28,7 +28,8 @@ from protofl_common.config.sections import StudySettings, keys_that_change
 UNSIGNED = keys_that_change("name") | {"study-signature"}
 EXTENSION = frozenset({"study-until", "study-runs"})
 """Settings that an extension changes: it may go on with a run, and with the sites' models of it."""
-_KEY = re.compile(r"[\w-]{43}")  # 32 bytes as base64url, without padding
+_KEY = re.compile(r"[A-Za-z0-9_-]{43}")  # 32 bytes as base64url, without padding
+_SIGNATURE = re.compile(r"[0-9a-f]{128}")  # 64 bytes; `bytes.fromhex` would take blanks, too
 
 
 @dataclass(frozen=True)
@@ -106,8 +107,12 @@ def key_as_text(key: Ed25519PublicKey) -> str:
 def is_signed(key: str, signature: str, about: bytes) -> bool:
     """True if the owner of the public ``key`` has signed the bytes ``about``.
 
-    The ``key`` is base64url without its padding (`key_as_text`), the ``signature`` hexadecimal.
+    The ``key`` is base64url without its padding (`key_as_text`), the ``signature`` hexadecimal, in
+    the one spelling that `bytes.hex` gives it. It does not cover itself: in another spelling, such
+    as one with a million blanks, it would fill the disk of a site that keeps it.
     """
+    if not _SIGNATURE.fullmatch(signature):
+        return False
     try:
         key_bytes = urlsafe_b64decode(f"{key}=")  # with the padding that 32 bytes need
         public_key = Ed25519PublicKey.from_public_bytes(key_bytes)
@@ -171,13 +176,26 @@ def problems(study: StudySettings) -> Iterator[str]:
 def problems_of_keys(setting: str, text: str) -> Iterator[str]:
     """Yield a line for each entry of the list ``text`` that is not written ``NAME:KEY``.
 
-    Yield one more if several entries name the same site.
+    Yield one more if several entries name the same site, and if sites have the same key: its owner
+    could stand in for all of them, so that a sum of three would be one of fewer.
     """
     entries = names_in(text)
+    malformed: list[str] = []
     for entry in entries:
-        yield from wrong_key(setting, entry)
-    if len(entries) > len(keys_of_sites(text)):  # the dictionary has each name once
+        malformed += wrong_key(setting, entry)
+    yield from malformed
+    keys = keys_of_sites(text)
+    if len(entries) > len(keys):  # the dictionary has each name once
         yield f"{setting}: names a site twice"
+    if malformed:
+        return
+    sites_of_key: dict[bytes, list[str]] = {}
+    for site, key in keys.items():
+        # as bytes: two bits of the last letter do not count
+        sites_of_key.setdefault(urlsafe_b64decode(f"{key}="), []).append(site)
+    for sites in sites_of_key.values():
+        if len(sites) > 1:
+            yield f"{setting}: {', '.join(sites)} have the same key; `protofl site key` prints each"
 
 
 def wrong_key(setting: str, entry: str) -> Iterator[str]:

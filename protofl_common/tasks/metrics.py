@@ -47,6 +47,20 @@ def macro_f1(scores_NC: Scores, labels_N: Labels) -> float:
     return float(f1_score(labels_N, scores_NC.argmax(1), average="macro", zero_division=0.0))
 
 
+def macro_f1_of_tested(scores_NC: Scores, labels_N: Labels) -> float:
+    """Return the mean F1 of the classes that occur.
+
+    If a mean over classes that are predicted left a site, too, one sample predicted as another
+    class would show, as the mean would then have one class more.
+    """
+    from sklearn.metrics import f1_score
+
+    predicted_N = scores_NC.argmax(1)
+    tested = np.unique(labels_N)
+    f1 = f1_score(labels_N, predicted_N, labels=tested, average="macro", zero_division=0.0)
+    return float(f1)
+
+
 def auc(scores_NC: Scores, labels_N: Labels) -> float:
     """Return the mean, over the classes that occur, of the area under the ROC curve.
 
@@ -67,7 +81,17 @@ def auc(scores_NC: Scores, labels_N: Labels) -> float:
 
 
 BALANCED = "balanced-accuracy"
-METRICS: dict[str, Metric] = {BALANCED: balanced_accuracy, "macro-f1": macro_f1, "auc": auc}
+MACRO_F1 = "macro-f1"
+AUC = "auc"
+METRICS: dict[str, Metric] = {BALANCED: balanced_accuracy, MACRO_F1: macro_f1, AUC: auc}
+METRICS_OF_TESTED = METRICS | {MACRO_F1: macro_f1_of_tested}
+"""Those that are rounded before they leave a site (`rounded_metrics`)."""
+CLASSES_MOVED = {AUC: 2, MACRO_F1: 3}
+"""How far one sample moves a mean over C classes, in 1 / (C N_c); of the metrics left out, 1.
+
+In an AUC a sample is also a negative of the other classes; in an F1 it may be found no more, which
+moves the F1 of its class by 2 / N_c at most, and be a false one of another class.
+"""
 RECALL = "recall"  # names not one figure but one of each class that occurs: `recall/3`
 
 
@@ -292,9 +316,9 @@ def tested_classes(labels_N: Labels, least: int) -> Labels:
 def rounded_metrics(figures: Mapping[str, float], labels_N: Labels, least: int) -> dict[str, float]:
     """Round each metric of samples with these labels to a multiple of what ``least`` samples add.
 
-    One of the N_c samples of a class adds at most 1 / N_c to the recall of the class, and to any
-    other metric, a mean over C classes, 1 / (C N_c), with the smallest class for c. Rounding lifts
-    no metric above 1.
+    One of the N_c samples of a class adds at most 1 / N_c to the recall of the class. To any other
+    metric, a mean over C classes, it adds at most 1 / (C N_c), with the smallest class for c, or
+    several times that (`CLASSES_MOVED`). Rounding lifts no metric above 1.
     """
     if least <= 1:
         return dict(figures)
@@ -303,7 +327,7 @@ def rounded_metrics(figures: Mapping[str, float], labels_N: Labels, least: int) 
     rounded: dict[str, float] = {}
     for name, value in figures.items():
         samples_of_mean = len(counts) * counts.min()  # C N_c of the smallest class
-        step = least / float(samples_of.get(name, samples_of_mean))
+        step = least * CLASSES_MOVED.get(name, 1) / float(samples_of.get(name, samples_of_mean))
         nearest = step * round(value / step)
         # a user's metric may be above 1
         rounded[name] = min(1.0, nearest) if value <= 1 else nearest

@@ -19,6 +19,7 @@ from protofl_common.tasks.metrics import (
     LABEL_AUC_ERROR,
     LABEL_METRICS,
     LARGEST_SCORE,
+    MACRO_F1,
     Labels,
     Scores,
     best_thresholds,
@@ -229,10 +230,10 @@ class MultiLabel(Task):
         names = [name for name in names if name != LABEL_AUC_ERROR]
         exact = evaluate_metrics(names, self.metrics, scores_NO, tested)
         smallest = int(smaller_L[smaller_L > 0].min())
-        # one sample moves a figure of the rarest label by 1 / its samples at most
-        step = least / smallest
         rounded = {}
         for name, value in exact.items():
+            # one sample moves a figure of the rarest label by 1 / its samples at most, an F1 by 2
+            step = least * (2 if name == MACRO_F1 else 1) / smallest
             nearest = step * round(value / step)
             # rounding lifts no share above 1; a user's metric may be above it
             rounded[name] = min(1.0, nearest) if value <= 1 else nearest

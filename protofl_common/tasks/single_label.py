@@ -10,6 +10,7 @@ from protofl_common.tasks.base import UNLABELLED, Task
 from protofl_common.tasks.metrics import (
     BALANCED,
     METRICS,
+    METRICS_OF_TESTED,
     RECALL,
     Labels,
     Scores,
@@ -122,5 +123,6 @@ class SingleLabel(Task):
     ) -> dict[str, float]:
         is_tested_N = np.isin(labels, tested_classes(labels, least))
         labels_N = labels[is_tested_N]
-        exact = evaluate_metrics(names, self.metrics, scores_NO[is_tested_N], labels_N)
+        metrics = self.metrics if least <= 1 else METRICS_OF_TESTED
+        exact = evaluate_metrics(names, metrics, scores_NO[is_tested_N], labels_N)
         return rounded_metrics(exact, labels_N, least)

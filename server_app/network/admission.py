@@ -146,7 +146,7 @@ def incompatible_sites(
         needed_alike: tuple[object, ...] = (card.weights,)
         if settings.exchange.needs_one_architecture:
             needed_alike = (*model_of(card), card.columns)
-        groups[divides_alike, card.classes, *needed_alike].append(name)
+        groups[divides_alike, card.task_kind, card.classes, *needed_alike].append(name)
 
     largest, *others = sorted(groups.values(), key=len, reverse=True)
     if not others or len(largest) == len(others[0]) or len(largest) < enough:

@@ -122,6 +122,10 @@ def test_a_site_takes_part_in_no_study_whose_sites_it_does_not_know(tmp_path: Pa
         )
     assert not problem_of_peers(north, hospitals.study())
 
+    key_of_east = hospitals.keys(["east"]).partition(":")[2]
+    doubled = refusal({}, north | {"peers": f"east:{key_of_east}, ost:{key_of_east}"})
+    assert "node-config: peers: east, ost have the same key" in doubled
+
     with pytest.raises(FederationError, match="north cannot take part: study-sites: this site"):
         hospitals.federate(invented, {NORTH: north}, 1)
 

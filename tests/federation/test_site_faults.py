@@ -20,7 +20,7 @@ from PIL import Image
 from protofl_common.experiment.settings import digest_of
 from server_app.network.membership import FederationError
 from tests.support.accidents import meanwhile, on_round
-from tests.support.attacks import empty, failing, lost, when
+from tests.support.attacks import by, card_with, empty, failing, lost, when
 from tests.support.given import Patch, Printed
 from tests.support.sites import NAMES, SOUTH, Three
 
@@ -270,3 +270,11 @@ def test_logs_say_what_has_left_a_site_and_what_a_run_says_with_time_and_level(
         "evaluate 1: sent report, 0 bytes of arrays",
     ):
         assert len(re.findall(rf"(?m)^{run}, {line}$", said)) == 3, line
+
+
+def test_a_site_that_claims_another_task_is_left_out(three: Three) -> None:
+    """Its introduction alone must not end the run of the others."""
+    lie = by({SOUTH: card_with(task_kind="multi-label")}, MessageType.QUERY)
+    outcome = three.run(tamper=lie)
+
+    assert set(outcome.summary["clients"]) == {"east", "north"}

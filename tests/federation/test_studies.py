@@ -824,6 +824,11 @@ def test_requests_cannot_fill_a_disk_nor_come_of_other_defaults(
 
     large = signed(hospitals.config(), purpose="x" * 100_000)
     assert "more than 65536, for an operator to read" in hospitals.answer("north", large)
+    # a signature does not cover itself
+    padded = signed(hospitals.config())
+    padded["study-signature"] += 100_000 * " "
+    assert "study-signature: not jane:" in hospitals.answer("north", padded)
+    assert not [*studies.glob("*.json")]
 
     monkeypatch.setattr(consent, "MOST_REQUESTS", 2)
     hospitals.ask_and_decide(signed_by("jane", seed=0), "north")
@@ -986,10 +991,13 @@ def assert_refused_before_anybody_asks(
 
 
 TWO_SIGNERS = f"jane:{'A' * 43}, mallory:{'B' * 43}"
+ONE_KEY = f"east:{'A' * 43}, ost:{'A' * 42}B"
+"""A key in two spellings: two bits of the last letter do not count."""
 
 
 @pytest.mark.parametrize(("wrong", "text"), [
     ({"study-sites": "north:x"}, "study-sites: 'north:x' must be NAME:KEY"),
+    ({"study-sites": ONE_KEY}, "study-sites: east, ost have the same key"),
     ({"study-until": "soon"}, "study-until = 'soon': must be a day"),
     ({"study": "a/b"}, "study = 'a/b': must be made of"),
     ({"study-by": "jane"}, "study-by: 'jane' must be NAME:KEY"),

@@ -4,6 +4,7 @@ Of DP-SGD: single gradients by hand, the noise, who is drawn, and refusals.
 """
 
 from importlib import import_module
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from protofl_common.config.sections import protections as lines_for_people
 from protofl_common.experiment.settings import Settings
 from protofl_common.models.build import with_group_norm
 from protofl_common.models.split import SplitModel
-from protofl_common.tasks.metrics import rounded_metrics
+from protofl_common.tasks.metrics import CLASSES_MOVED, METRICS_OF_TESTED, rounded_metrics
 from tests.support.given import Patch
 from tests.support.harness import client_of, run_config
 from tests.support.models import cross_entropy, downhill, dp_step, linear, settings
@@ -119,12 +120,12 @@ def test_metrics_tell_of_no_single_sample_under_min_class_samples() -> None:
     """With k = 4 a metric is rounded to a multiple of what 4 samples can change.
 
     A recall is over its class's samples. Any other metric is taken for a mean over the classes:
-    here a sample of the smaller one adds 1 / (2 · 20) to it.
+    here a sample of the smaller one adds 1 / (2 · 20) to it, twice as much to an AUC.
     """
     labels_N = np.array(40 * [0] + 20 * [1])
     exact = {"recall/0": 0.65, "recall/1": 0.65, "auc": 0.9, "mine": 7.3}
     of_any_other = 4 / (2 * 20)
-    steps = {"recall/0": 4 / 40, "recall/1": 4 / 20, "auc": of_any_other, "mine": of_any_other}
+    steps = {"recall/0": 4 / 40, "recall/1": 4 / 20, "auc": 2 * of_any_other, "mine": of_any_other}
 
     rounded = rounded_metrics(exact, labels_N, 4)
 
@@ -134,6 +135,23 @@ def test_metrics_tell_of_no_single_sample_under_min_class_samples() -> None:
     assert rounded_metrics({"recall/1": 0.99}, labels_N, 14) == {"recall/1": 0.7}
     assert rounded_metrics({"recall/1": 0.99}, labels_N, 13) == {"recall/1": 1.0}
     assert rounded_metrics(exact, labels_N, 1) == exact
+
+
+def test_one_sample_moves_a_metric_by_less_than_a_step_of_its_rounding() -> None:
+    """One sample of 50 is predicted as any class, one without samples included."""
+    labels_N = np.array(30 * [0] + 20 * [1])
+    for seed in range(5):
+        scores_NC = np.random.default_rng(seed).normal(size=(50, 3))
+        scores_NC[:, 2] = -9  # no sample is predicted as the third class
+        scores_NC[:, 0] += 5 * (seed % 2)  # nearly all as the first, or some as the second
+        for name, times in (("balanced-accuracy", 1), ("auc", 2), ("macro-f1", 3)):
+            before = METRICS_OF_TESTED[name](scores_NC, labels_N)
+            for sample, predicted in product((0, 49), range(3)):
+                changed_NC = scores_NC.copy()
+                changed_NC[sample] = np.eye(3)[predicted] * 100
+                after = METRICS_OF_TESTED[name](changed_NC, labels_N)
+                assert abs(after - before) <= times / (2 * 20) + 1e-9
+                assert CLASSES_MOVED.get(name, 1) == times
 
 
 def batch(*inputs: list[float]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
