@@ -359,10 +359,16 @@ class RunFolder:
 def heads_in(path: Path) -> Iterator[HeadsRow]:
     """Read the rows of ``heads.jsonl`` one by one; there are none where it is missing.
 
-    Rows of another file are left out.
+    What is no such row is left out: a site gets the file from a server, which may have written
+    anything into it.
     """
     for row in _read(path):
-        if isinstance(row.get("heads"), dict):
+        heads = row.get("heads")
+        names_a_round = isinstance(row.get("run"), str) and isinstance(row.get("round"), int)
+        has_heads = isinstance(heads, dict) and all(
+            isinstance(head, str) for head in heads.values()
+        )
+        if names_a_round and has_heads:
             yield row
 
 

@@ -1434,7 +1434,14 @@ def test_what_was_cut_off_is_found_by_comparison_with_what_the_server_has_seen(
     # two rounds and the final evaluation
     assert [set(row["heads"]) for row in heads_in(heads)] == 3 * [set(NAMES)]
 
-    for other in (outcome.folder, outcome.folder / METRICS):
+    hostile = outcome.folder / "hostile.jsonl"
+    hostile.write_text(
+        '{"heads": {"north": "zz"}}\n'
+        '{"run": "trial", "round": 1, "heads": {"north": {}}}\n'
+        '{"run": "trial", "round": 1, "heads": ["north"]}\n',
+        encoding="utf-8",
+    )
+    for other in (outcome.folder, outcome.folder / METRICS, hostile):
         nothing = hospitals.shown("audit", "--against", str(other), status=1)
         assert "nothing was compared" in nothing
 
