@@ -373,10 +373,10 @@ class BoundsSettings(Table):
         with_secagg=Needed("mean", HIDES_UPLOADS),
         help=(
             "how the server makes one prototype or weight of the clients' values: mean, median,"
-            " trimmed-mean (the last two leave the farthest values out of what a server trains on"
-            " or clusters); auto: the mean; but for prototypes whose features can be compared"
-            " across all clients, the mean without the smallest and the largest values, as many of"
-            " each as liars says"
+            " trimmed-mean; if the server trains on prototypes or clusters them, the last two leave"
+            " out those of the clients least like the others; auto: the mean; but for prototypes"
+            " whose features can be compared across all clients, the mean without the smallest and"
+            " the largest values, as many of each as liars says"
         ),
     )
     trim_fraction: float = option(

@@ -295,8 +295,9 @@ def _merged(row: Algorithm) -> Iterator[str]:
         yield f"The setting `merging` says how the server averages {' and '.join(averaged)}."
     if sends_vectors and not row.averages_prototypes:
         yield (
-            "With a median or trimmed mean (`merging`) the server leaves out the farthest"
-            " prototypes before it trains on the others or clusters them; each client has one vote."
+            "If `merging` is `median` or `trimmed-mean`, the server first leaves out, in each"
+            " class, the prototypes of the clients that are least like the others. Each client has"
+            " one vote, however many prototypes it sends."
         )
     if not entries:
         yield "`merging` has no effect."
