@@ -29,6 +29,8 @@ from tests.support.harness import run_federation
 TABLES = sorted((ROOT / "configs" / "tables").glob("*.yaml"))
 SHAPES = {"mnist": (1, 28, 28), "fashion-mnist": (1, 28, 28), "arrays": (12, 25), "text-csv": (64,)}
 """Of one sample; (3, 32, 32) where none stands."""
+IMAGES = ("mnist-m.npz",)
+"""Files of arrays that are images; the others are taken for series."""
 CLASSES = {"arrays": 9, "text-csv": 4, "image-folder": 200, "domain-folder": 10}
 DOMAINS = {"digit5": "abcde", "office10": "abcd", "domainnet": "abcdef"}
 """By the folder of the data."""
@@ -63,9 +65,10 @@ def stand_in(dataset: str, settings: DataSettings) -> RawData:
 
     indices = np.indices((len(domains) or 1, len(classes), samples_per_class))
     domain, label, number = (axis.ravel() for axis in indices)
-    shape = (len(label), *SHAPES.get(dataset, (3, 32, 32)))
+    kind = "images" if Path(settings.data_dir).name in IMAGES else dataset
+    shape = (len(label), *SHAPES.get(kind, (3, 32, 32)))
     inputs: Any = np.random.default_rng(0).integers(0, 256, shape)
-    dtype = {"arrays": np.float32, "text-csv": np.int64}.get(dataset, np.uint8)
+    dtype = {"arrays": np.float32, "text-csv": np.int64}.get(kind, np.uint8)
     official = np.zeros(len(label), np.uint8)
     if DATASETS[dataset].has_official:  # a quarter of the samples is the official test part
         official[number % 4 == 0] = 1
