@@ -9,13 +9,13 @@ from protofl_common.config.lists import names_in
 from protofl_common.runs.folder import (
     DROPPED,
     FEW_TESTED,
-    KINDS,
     NEW,
     Best,
     ClientRow,
     RoundRow,
     Sites,
 )
+from protofl_common.tasks.metrics import KINDS
 
 COLLAPSE = 0.15
 """A fall of accuracy, from the best round to the end, beyond the noise of 150 test samples."""

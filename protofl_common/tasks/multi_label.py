@@ -41,6 +41,9 @@ class MultiLabel(Task):
     metrics = LABEL_METRICS
     metrics_by_class = (LABEL_AUC, LABEL_AUC_ERROR)
     usual_metric = "auc"
+    says_right = "exact match"
+    result_metric = "auc"
+    result_title = "AUC"
 
     @property
     def num_classes(self) -> int:
@@ -56,6 +59,10 @@ class MultiLabel(Task):
         for name in self.classes:
             names += [f"no {name}", name]  # classes 2 l and 2 l + 1
         return tuple(names)
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        return self.classes
 
     @property
     def strata_names(self) -> tuple[str, ...]:

@@ -23,7 +23,8 @@ from protofl_common.data.objects import inputs_for
 from protofl_common.data.raw import Inputs, filled, normalised
 from protofl_common.maths.prototypes import distances, unknown_above
 from protofl_common.models.trained import TrainedModel
-from protofl_common.runs.folder import CARD, KINDS, WEIGHTS
+from protofl_common.runs.folder import CARD, WEIGHTS
+from protofl_common.tasks.metrics import KINDS
 from protofl_common.tools import UNKNOWN_SHARE
 
 ONNX = "model.onnx"

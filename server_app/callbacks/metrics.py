@@ -18,7 +18,6 @@ from protofl_common.experiment.settings import to_run_config
 from protofl_common.privacy.sums import Means
 from protofl_common.runs.figures import epsilon_of_ledgers, totals
 from protofl_common.runs.folder import (
-    KINDS,
     METRICS,
     NEW,
     SUMMARY,
@@ -30,6 +29,7 @@ from protofl_common.runs.folder import (
     Summary,
 )
 from protofl_common.runs.over_clients import best_of, outcome_warnings, over_clients
+from protofl_common.tasks.metrics import KINDS
 from protofl_common.wire.records import Report
 from protofl_common.wire.schema import vectors_in
 from server_app.callbacks.base import ActiveRun, Callback

@@ -1,6 +1,7 @@
 """Several labels a sample: read from each form of data, learned in simulation, or refused."""
 
 import csv
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,12 @@ from protofl_common.data.store import open_data
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.settings import Settings
 from protofl_common.report.page import write_report
+from protofl_common.runs.figures import final_table, sentence
+from protofl_common.runs.folder import RunFolder
 from protofl_common.tasks import MultiLabel
 from protofl_common.tools.cli import main
 from protofl_common.tools.inference import Predictor
+from tests.support.commands import cells_of, output, told
 from tests.support.harness import run_config, run_federation
 
 NAMES = "Mass,Effusion,Cough"
@@ -246,6 +250,68 @@ def test_a_label_that_nobody_tests_is_named(tmp_path: Path) -> None:
     reach = 1.96 * error_of_mean
     assert f"{mean - reach:.3f} … {min(1, mean + reach):.3f}" in table
     assert "nobody" in table
+
+
+def test_the_auc_is_what_a_reader_sees_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exact match stands below it. A label's figure has its name beside the number."""
+    monkeypatch.setenv("COLUMNS", "300")
+    config = config_of(
+        tmp_path, arrays_in(tmp_path), algo="fedproto", rounds=2, metrics="label-auc"
+    )
+    outcome = run_federation(config, clients=3)
+    mean = outcome.summary["metrics"]["head/auc"]["mean"]
+    classes = RunFolder(outcome.folder).sites()["classes"]
+
+    assert re.search(
+        "round 1/2  loss 0.[0-9]+  head/auc 0.", (outcome.folder / "run.log").read_text()
+    )
+    names = [row[0] for row in final_table(outcome.summary, classes).rows]
+    assert names[:4] == [
+        "prototype/auc",
+        "head/auc",
+        "prototype (exact match)",
+        "head (exact match)",
+    ]
+    assert "head/label-auc/3 (Effusion)" in names
+    assert sentence([outcome.summary]).startswith(f"FedProto AUC {mean:.3f} by its head")
+
+    rows = cells_of(output(capsys, "compare", outcome.folder).out)
+    names = [row[0] for row in rows]
+    assert [name for name in names if name.endswith(": mean")][:2] == [
+        "prototype/auc: mean",
+        "head/auc: mean",
+    ]
+    assert ["head/auc: mean", f"{mean:.4f}"] in rows
+    (group,) = told(capsys, "compare", str(outcome.folder))["groups"]
+    assert (group["figure"], group["mean"]) == ("final head/auc", mean)
+    compared = output(capsys, "compare", outcome.folder, "--what", "head/label-auc/3").out
+    assert "final head/label-auc/3 (Effusion)" in " ".join(compared.split())
+
+    page = write_report(outcome.folder).read_text(encoding="utf-8")
+    assert page.index(f"<b>{mean:.3f}</b><span>mean AUC by each model") < page.index("exact match")
+
+
+def test_without_an_auc_the_result_is_exact_match_and_says_how_to_get_one(tmp_path: Path) -> None:
+    """Secure aggregation measures what is asked for alone."""
+    config = config_of(tmp_path, arrays_in(tmp_path), algo="fedproto", rounds=2, secagg=True)
+    outcome = run_federation(config, clients=3)
+    table = final_table(outcome.summary)
+    assert {row[0] for row in table.rows} == {"prototype (exact match)", "head (exact match)"}
+    assert "the AUC tells more: metrics=auc has it measured" in table.note
+    assert sentence([outcome.summary]).startswith("FedProto exact match ")
+
+
+def test_predictions_of_a_run_name_the_labels(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = config_of(tmp_path, arrays_in(tmp_path), algo="fedavg", rounds=1)
+    folder = run_federation(config, clients=2).folder
+    output(capsys, "predict", folder)
+    with (folder / "predictions.csv").open(encoding="utf-8", newline="") as file:
+        heads = next(csv.reader(file))
+    assert heads[5:] == ["head", "head-Mass", "head-Effusion", "head-Cough"]
 
 
 # -- later

@@ -12,6 +12,7 @@ from typing import Any, Self
 
 from protofl_common.config.options import SettingsError
 from protofl_common.runs import over_clients
+from protofl_common.runs.figures import with_class_name
 from protofl_common.runs.folder import RoundRow, RunFolder
 
 COUNTS = ("prototypes-sent", "prototypes-received", "numbers", "numbers-sent")
@@ -107,7 +108,8 @@ class Figure:
         than N evaluations.
         """
         run = RunFolder(folder)
-        name = str(self)
+        classes = run.sites().get("classes", [])
+        name = str(self).replace(self.what, with_class_name(self.what, classes))
         # secure aggregation hides single clients, and so the deviation over them
         accuracies = run.finished_summary()["accuracy"].values()
         hides_clients = any("std" not in figures for figures in accuracies)
