@@ -3,7 +3,7 @@
 import os
 import re
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -16,6 +16,7 @@ from protofl_common.basics.files import cache_folder, digest, make_private
 from protofl_common.basics.replaced import replaced
 from protofl_common.basics.text import first_of, printable
 from protofl_common.config.architectures import VOCABULARY
+from protofl_common.config.lists import names_in
 from protofl_common.config.python_code import files_of
 from protofl_common.config.python_names import load, module_of
 from protofl_common.config.sections import DataSettings
@@ -38,6 +39,7 @@ from protofl_common.data.table import (
     name_and_categories,
     read_columns,
 )
+from protofl_common.tasks import UNLABELLED
 
 ARRAY_SUFFIXES = (".npz", ".csv", ".parquet")
 _NO_BLANKS = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
@@ -81,18 +83,27 @@ def read_manifest(settings: DataSettings) -> RawData:
     """
     rows = TableFile(file_of(settings, (".csv",)))
     several = SeveralLabels.of(settings)
+    of_labels = {"label"}
     if several is None:
         columns = rows.annotations("file", "label")
     else:
         columns = rows.annotations("file")
-        labels, _ = several.in_table(rows.columns, str(rows.file))
+        labels, of_labels = several.in_table(rows.columns, str(rows.file))
         columns |= labels
     files = [rows.file.parent / name for name in rows.columns["file"]]
     for row, name in enumerate(rows.columns["file"]):
         if not files[row].is_file():
             place = rows.place(row)
             raise DataError(f"{rows.file}, {place}, column 'file': there is no file {name!r}")
-    return with_images(columns, files, str(rows.file), settings, rows.place)
+    data = with_images(columns, files, str(rows.file), settings, rows.place)
+    return replace(data, notes=(*data.notes, *_left_out(rows, {"file", *of_labels})))
+
+
+def _left_out(rows: TableFile, used: Collection[str]) -> list[str]:
+    """Return a line for the owner on the columns that are neither ``used`` nor annotations."""
+    annotations = ANNOTATION_COLUMNS.keys() - {"label"}
+    names = [name for name in rows.names if name not in used and name not in annotations]
+    return [f"{rows.file}: left out the columns {first_of(names)}"] if names else []
 
 
 def locate_manifest(settings: DataSettings) -> tuple[Path, ...]:
@@ -125,15 +136,20 @@ def read_arrays(settings: DataSettings) -> RawData:
         return data
 
     rows = TableFile(file)
+    of_labels = {"label"}
     if several is None:
         arrays = rows.annotations("label")
         inputs = rows.others
     else:
         arrays = rows.annotations()
-        labels, no_inputs = several.in_table(rows.columns, where)
+        labels, of_labels = several.in_table(rows.columns, where)
         arrays |= labels
+        # a column that ``label-map`` leaves out is no input either
+        no_inputs = {*of_labels, *several.meaning}
         inputs = [name for name in rows.others if name not in no_inputs]
     chosen = chosen_columns(settings, inputs, where)
+    if several is not None:
+        several.check_inputs(chosen, several.names, where)  # before an error of the column's values
     arrays["inputs"] = read_columns(rows.columns, chosen, where, rows.place, gaps=gaps)
     names = [name_and_categories(column)[0] for column in chosen]
     used = {name: rows.columns[name] for name in names}
@@ -148,7 +164,12 @@ def read_arrays(settings: DataSettings) -> RawData:
         columns=chosen,
         several=several,
     )
-    return replace(data, notes=(*rows.notes, *data.notes))
+    if several is not None:
+        say_what_numbers_rows(used, where)
+        say_what_copies_a_label(used, data, where)
+    dropped = names_in(settings.drop)  # of which the owner knows
+    notes = _left_out(rows, {*of_labels, *names, *dropped})
+    return replace(data, notes=(*rows.notes, *data.notes, *notes))
 
 
 def locate_arrays(settings: DataSettings) -> tuple[Path, ...]:
@@ -214,15 +235,40 @@ def check_no_label(
     if len(columns) < 2 and not numbers:
         return
     labels = [str(label) for label in labels]
+    if numbers:
+        say_what_numbers_rows(columns, where)
     for name, values in columns.items():
-        if numbers and _numbers_rows(values):
-            say(f"{where}: column {name!r} numbers the rows; drop it, unless it is known of others")
         if not _renames(values, labels):
             continue
         copies = f"{where}: column {name!r} says the label in other words"
         if not numbers:
             raise DataError(f"{copies}; take it out of the data")
         say(f"{copies}; drop it, unless it is known before the label")
+
+
+def say_what_numbers_rows(columns: Mapping[str, Sequence[Any]], where: str) -> None:
+    """Print a line for each column that numbers the rows."""
+    for name, values in columns.items():
+        if _numbers_rows(values):
+            say(f"{where}: column {name!r} numbers the rows; drop it, unless it is known of others")
+
+
+def say_what_copies_a_label(
+    columns: Mapping[str, Sequence[Any]], data: RawData, where: str
+) -> None:
+    """Print a line for each column that copies one of several labels where that is known."""
+    with_few_values = {}
+    for name, values in columns.items():
+        if len(set(values[:10_000])) <= FEW_CLASSES:
+            with_few_values[name] = values
+    for position, label in enumerate(data.classes):
+        of_label_N = data.labels[:, position]
+        known = np.flatnonzero(of_label_N != UNLABELLED).tolist()
+        texts = [str(value) for value in of_label_N[known]]
+        for name, values in with_few_values.items():
+            if _renames([values[row] for row in known], texts):
+                copies = f"column {name!r} says the label {label!r} in other words"
+                say(f"{where}: {copies}; drop it, unless it is known before the label")
 
 
 def _numbers_rows(values: Sequence[Any]) -> bool:

@@ -6,7 +6,7 @@ unknown for all samples. What else is in the data is named, with its place and a
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
 
@@ -18,6 +18,7 @@ from protofl_common.config.lists import as_list, names_in
 from protofl_common.config.sections import DataSettings
 from protofl_common.data.door import as_array, check_class_names, class_names, is_gap, number
 from protofl_common.data.raw import DataError, Ints, Place
+from protofl_common.data.table import name_and_categories
 from protofl_common.tasks import UNLABELLED, MultiLabel
 
 JOINT = "|"  # between the names of the labels of a sample
@@ -66,7 +67,7 @@ class SeveralLabels:
     def in_table(
         self, columns: Mapping[str, Sequence[Any]], where: str
     ) -> tuple[dict[str, Any], set[str]]:
-        """Return a table's labels for `read`, and the names of the columns that are no inputs.
+        """Return a table's labels for `read`, and the names of the columns that have them.
 
         One column (`JOINED`) may join the names of each sample's labels, ``a|b``: it is returned as
         ``labels``. Otherwise each label has a column: ``labels`` [samples, labels] has the columns'
@@ -90,8 +91,25 @@ class SeveralLabels:
         values = np.empty((len(columns[of_labels[0]]), len(of_labels)), dtype=object)
         for position, name in enumerate(of_labels):
             values[:, position] = list(columns[name])
-        # a column that ``label-map`` leaves out is no input either
-        return {"labels": values, "classes": of_labels}, {*of_labels, *self.meaning}
+        return {"labels": values, "classes": of_labels}, set(of_labels)
+
+    def check_inputs(self, columns: Iterable[str], labels: Iterable[str], where: str) -> None:
+        """Raise DataError for a column of inputs that is called as one of the ``labels`` is.
+
+        It would give the label away. Capitals and blanks around the name do not tell them apart.
+        ``columns`` are as a model's card names them.
+        """
+        names = {name.strip().casefold(): name for name in (*self.meaning, *labels)}
+        for column_of_card in columns:
+            column, _ = name_and_categories(column_of_card)
+            name = column.strip().casefold()
+            if name in names:
+                label = names[name]
+                cure = "drop it"
+                if column != label:
+                    cure += f', or set label-map="{column}={label}" if it has the label'
+                would = f"column {column!r} would be an input, and is called as the label {label!r}"
+                raise DataError(f"{where}: {would}; {cure}")
 
     # -- of arrays
     def read(self, values: Any, columns: Any, where: str, place: Place) -> ReadLabels:

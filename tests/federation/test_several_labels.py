@@ -173,6 +173,7 @@ def test_images_are_listed_with_the_names_of_their_findings(tmp_path: Path) -> N
     ("a,b", ["1,1"], {}, "names no column; its columns: a, b"),
     ("a,Mass", ["1,", "2,1"], {}, "line 2: no label of it is known .1 of 2 samples."),
     ("a,Mass", ["1,1"], {"label_map": "Tumour=Mass"}, "the data have no column 'Tumour'"),
+    ("mass,Cough", ["1,1"], {}, 'label .Mass.; drop it, or set label-map="mass=Mass" if it has'),
     ("a,Mass", ["1,1"], {"label_map": "Mass=Masses"}, "'Masses', which is none of classes"),
     ("a,Mass", ["1,1"], {"label_map": "Mass"}, "'Mass' must be NAME=LABEL"),
     ("a,Mass", ["1,1"], {"classes": "Mass,Mass"}, "must be different names"),
@@ -185,6 +186,47 @@ def test_bad_labels_are_named(
 ) -> None:
     with pytest.raises((DataError, SettingsError), match=why):
         labels_in(tmp_path, table_in(tmp_path, header, *rows), **changes)
+
+
+def test_a_column_that_is_neither_label_nor_input_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What the user drops is not: its owner knows of it. Doctor and site check name the inputs."""
+    table = table_in(tmp_path, "a,b,c,Mass,Hernia", "1,2,3,1,0", "2,3,4,0,1")
+    chosen = {"columns": "a,b", "drop": "b", "label_map": "Hernia="}
+    labels_in(tmp_path, table, **chosen)
+    assert "left out the columns c, Hernia\n" in capsys.readouterr().err
+
+    words = ["task=multi-label", "dataset=arrays", f"data-dir={table}", f"classes={NAMES}"]
+    cache = f"cache-dir={tmp_path / 'other'}"
+    said = output(capsys, "doctor", *words, cache, "partition=iid", "models=mlp-1", status=1).out
+    assert "inputs: the columns a, b, c, Hernia\n" in said
+
+    from PIL import Image
+
+    Image.new("RGB", (8, 8)).save(tmp_path / "x.png")
+    images = table_in(tmp_path, "file,client,Mass,Fluid,Age", "x.png,ann,1,0,70")
+    labels_in(tmp_path, images, dataset="manifest", label_map="Fluid=")
+    assert "left out the columns Fluid, Age\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("drop", ["", "Mass"])
+def test_an_input_that_copies_a_label_is_named(
+    drop: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is refused if it has the label's name, and named if it has the label's values.
+
+    Beside a column of names, ``labels``, a column for a single label would be an input.
+    """
+    joined = table_in(
+        tmp_path, "a,labels,Mass,seen", "1,Mass,1,2", "5,No Finding,0,4", "5,Mass,1,2"
+    )
+    if not drop:
+        with pytest.raises(DataError, match="'Mass' would be an input, and is called as the label"):
+            labels_in(tmp_path, joined)
+        return
+    labels_in(tmp_path, joined, drop=drop)
+    assert "column 'seen' says the label 'Mass' in other words" in capsys.readouterr().err
 
 
 def test_hugging_face_lists_the_labels_of_each_sample(tmp_path: Path) -> None:
