@@ -19,6 +19,7 @@ from rich.text import Text
 from tabulate import tabulate
 
 from protofl_common.basics.text import human_bytes, human_seconds, printable
+from protofl_common.config.lists import names_in
 from protofl_common.config.sections import PER_UNIT
 from protofl_common.runs.folder import (
     TROUBLE,
@@ -212,7 +213,7 @@ def metric_rows(metrics: Accuracies, digits: int, classes: Sequence[str] = ()) -
     names of the classes, if they are known.
     """
     rows = []
-    for name, figures in metrics.items():
+    for name, figures in _with_classes_together(metrics).items():
         if "/recall/" in name or "/label-auc-error/" in name:
             continue
         named = with_class_name(name, classes)
@@ -221,6 +222,22 @@ def metric_rows(metrics: Accuracies, digits: int, classes: Sequence[str] = ()) -
         else:
             rows.append([named, *cells(figures, factor=1, digits=digits)])
     return rows
+
+
+def _with_classes_together(metrics: Accuracies) -> Accuracies:
+    """Return the figures with those of single classes one after another, in the order of classes.
+
+    Clients that test different classes report them in another order.
+    """
+    places: dict[str, int] = {}  # name of a figure, without the number of a class -> its place
+    keys = {}
+    for name in metrics:
+        metric, _, number = name.rpartition("/")
+        if not number.isdecimal():
+            metric = name
+            number = "0"
+        keys[name] = (places.setdefault(metric, len(places)), int(number))
+    return {name: metrics[name] for name in sorted(metrics, key=keys.__getitem__)}
 
 
 def with_class_name(figure: str, classes: Sequence[str]) -> str:
@@ -342,8 +359,8 @@ def final_table(summary: Summary, classes: Sequence[str] = ()) -> Table:
             results[result.name] = others.pop(result.name)
             if result.name in validation:
                 results[f"validation/{result.name}"] = validation[result.name]
-    if task.result_metric and not results:
-        metric = task.result_metric
+    metric = task.result_metric
+    if metric and not results and metric not in names_in(summary["settings"].get("metrics")):
         notes.append(f"the {task.result_title} tells more: metrics={metric} has it measured")
 
     name_of_rows = "accuracy of" if task.says_right == "accuracy" else ""

@@ -183,10 +183,10 @@ class Task(ABC):
         """Return how likely each prediction is, by these scores."""
 
     @abstractmethod
-    def of_each(self, scores_NO: "Tensor") -> list[dict[str, float]]:
+    def of_each(self, scores_NO: "Tensor") -> list[dict[str, float | None]]:
         """Return for each sample the probability of every label, by the label's name.
 
-        The dictionaries are empty where a sample has a single label.
+        It is None for an infinite score. The dictionaries are empty where a sample has one label.
         """
 
     @abstractmethod

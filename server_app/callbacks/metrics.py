@@ -207,7 +207,13 @@ def _summary(run: ActiveRun, final: RoundRow, own_code: dict[str, str]) -> Summa
         "trouble": lost_replies,
         "bounded": in_order(bounded),
         "warnings": list(
-            outcome_warnings(run.rows, final, run.files.sites(), settings.run.metrics)
+            outcome_warnings(
+                run.rows,
+                final,
+                run.files.sites(),
+                settings.run.metrics,
+                settings.privacy.min_class_samples,
+            )
         ),
         "void-rounds": sum(row["void"] for row in rounds),
         "resumed-after-rounds": [last for _, last in run.start.run_history.earlier],

@@ -348,12 +348,36 @@ def test_without_an_auc_the_result_is_exact_match_and_says_how_to_get_one(tmp_pa
 def test_predictions_of_a_run_name_the_labels(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = config_of(tmp_path, arrays_in(tmp_path), algo="fedavg", rounds=1)
+    """A label that nobody knows has no prototypes, so nothing is said of it by these.
+
+    Figures that need one label a sample are refused before anything is written.
+    """
+    inputs, labels = several()
+    labels[:, 2] = np.nan  # Cough
+    labels[np.isnan(labels).all(1), 0] = 0
+    np.savez(tmp_path / "two.npz", inputs=inputs, labels=labels)
+    config = config_of(tmp_path, tmp_path / "two.npz", algo="fedproto", rounds=2)
     folder = run_federation(config, clients=2).folder
+    warned = "no client has training samples of: no Cough, Cough"
+    assert warned in (folder / "run.log").read_text(encoding="utf-8")
+
+    refused = output(capsys, "predict", folder, "--figures", tmp_path / "figures", status=1).err
+    assert "--figures: needs one label per sample" in refused
+    assert not (folder / "predictions.csv").exists()
+
     output(capsys, "predict", folder)
     with (folder / "predictions.csv").open(encoding="utf-8", newline="") as file:
-        heads = next(csv.reader(file))
-    assert heads[5:] == ["head", "head-Mass", "head-Effusion", "head-Cough"]
+        rows = list(csv.DictReader(file))
+    of_head = ["head", "head-Mass", "head-Effusion", "head-Cough"]
+    assert [name for name in rows[0] if name.startswith("head")] == of_head
+    assert {row["prototype-Cough"] for row in rows} == {""}
+    assert "" not in {row["prototype-Mass"] for row in rows}
+
+    output(capsys, "export", folder, "--site", "site-1", "--out", tmp_path / "m")
+    assert "| exact match by head |" in (tmp_path / "m" / "README.md").read_text(encoding="utf-8")
+    (answer,) = Predictor.load(tmp_path / "m").predict(inputs[:1], by="prototype")
+    assert answer.probabilities["Cough"] is None
+    assert answer.probabilities["Mass"] is not None
 
 
 # -- later

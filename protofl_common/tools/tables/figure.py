@@ -10,6 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Self
 
+from protofl_common.basics.text import first_of
 from protofl_common.config.options import SettingsError
 from protofl_common.runs import over_clients
 from protofl_common.runs.figures import with_class_name
@@ -90,7 +91,7 @@ class Figure:
         run = RunFolder(folder)
         rows, _ = self._rows(run)
         if not rows:
-            raise NoFigure(f"no evaluation of {self.what}")
+            raise NoFigure(f"no evaluation of {self.what}{self._choices(run)}")
 
         clients = run.finished_summary()["clients"]
         domains = {site: facts["domain"] for site, facts in clients.items()}
@@ -99,6 +100,13 @@ class Figure:
             is_count = self.what in COUNTS
             values.append(self._count(row) if is_count else self._accuracy(row, domains))
         return max(values) if self.when == "best" else statistics.fmean(values)
+
+    def _choices(self, run: RunFolder) -> str:
+        """Name the figures of a run that lacks the one that is asked for; "" for a count."""
+        last = next(run.latest_rows(), None)
+        if self.what in COUNTS or last is None:
+            return ""
+        return f" (it has {first_of(over_clients.figures_of(last))})"
 
     def described(self, folder: Path) -> str:
         """Return the figure's name, with what a reader must know of it in this finished run.
