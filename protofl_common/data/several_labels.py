@@ -6,6 +6,7 @@ unknown for all samples. What else is in the data is named, with its place and a
 """
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
@@ -14,11 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofl_common.basics.text import first_of, printable
-from protofl_common.config.lists import as_list, names_in
+from protofl_common.config.lists import as_list, as_setting, names_in
 from protofl_common.config.sections import DataSettings
 from protofl_common.data.door import as_array, check_class_names, class_names, is_gap, number
 from protofl_common.data.raw import DataError, Ints, Place
-from protofl_common.data.table import name_and_categories
+from protofl_common.data.table import ANNOTATION_COLUMNS, name_and_categories
 from protofl_common.tasks import UNLABELLED, MultiLabel
 
 JOINT = "|"  # between the names of the labels of a sample
@@ -85,6 +86,10 @@ class SeveralLabels:
                 has = f"the data have no column {name!r}; their columns: {first_of(columns)}"
                 raise DataError(f"label-map: {where}: {has}")
         of_labels = [name for name in columns if self.meaning.get(name, name) in self.names]
+        for name in of_labels:
+            if name in ANNOTATION_COLUMNS:
+                both = f"column {name!r} would be a label, and the {name} of each sample"
+                raise DataError(f'{where}: {both}; rename it, and set label-map="NEW NAME={name}"')
         if not of_labels:
             none = f"classes = {as_list(self.names)!r} names no column"
             raise DataError(f"{where}: {none}; its columns: {first_of(columns)}")
@@ -217,7 +222,10 @@ class SeveralLabels:
         wrong = np.flatnonzero(~np.isin(numbers_N, (0, 1)))
         if len(wrong):
             row = int(wrong[0])
-            value = printable(repr(values[row]), 40)
+            first = values[row]
+            if isinstance(first, np.generic):
+                first = first.item()  # NumPy would name its type
+            value = printable(repr(first), 40)
             why = f"{value} is neither 1 nor 0, nor a gap ({len(wrong)} such values)"
             if is_uncertain_N.any():
                 why += "; set uncertain where -1 means that it is not certain"
@@ -248,9 +256,11 @@ class SeveralLabels:
             row = next(row for row, of_sample in enumerate(held) if first in of_sample)
             shown = printable(first, 40)
             which = f"{place(row)} has the label '{shown}', which is none of {first_of(names)}"
-            leaving_out = ",".join(f"{printable(name, 40)}=" for name in foreign[:MOST_LEFT_OUT])
-            cure = f'name it there; label-map="{leaving_out}" leaves out all that are not'
-            raise DataError(f"{where}: {which}; {cure}")
+            raise DataError(f"{where}: {which}; {_cure_of_foreign(foreign, names)}")
+        if not named:
+            none = f"no sample has a label of {first_of(names)}, so that none of them is known"
+            cure = "a column for each label that was looked for, with 0, says that it does not hold"
+            raise DataError(f"{where}: {none}; {cure}")
         labels = np.full((len(rows), len(names)), UNLABELLED, np.int64)
         absent = []
         for column, name in enumerate(names):
@@ -292,6 +302,28 @@ def parse_label_map(text: str) -> dict[str, str]:
             raise DataError(f"label-map = {text!r}: {name!r} stands there twice")
         meaning[name] = label
     return meaning
+
+
+def _cure_of_foreign(foreign: Sequence[str], names: Sequence[str]) -> str:
+    """Say what to do about names in the data that are none of the ``names`` of the run.
+
+    A name that differs from one of the run in nothing but capitals is read as that: if it were left
+    out, its samples would count as lacking the label.
+    """
+    for name in foreign:
+        parts = {part.strip() for part in re.split("[,;/]", name)}
+        if len(parts) > 1 and not parts.isdisjoint(names):
+            return f"separate the names of several labels by {JOINT}"
+    in_small_letters = {name.casefold(): name for name in names}
+    meant = {name: in_small_letters.get(name.casefold(), "") for name in foreign}
+    wanted = [f"{name}={label}" for name, label in meant.items()][:MOST_LEFT_OUT]
+    setting = as_setting("label-map", [printable(pair, 80) for pair in wanted])
+    if not setting or any("=" in name for name in foreign):
+        return "name it there, or rename it in the data"
+    what = "leaves out all that are not"
+    if any(meant.values()):
+        what = "reads those of other capitals, and leaves out all others"
+    return f"name it there; {setting} {what}"
 
 
 def _names_in(value: Any) -> set[str]:

@@ -180,6 +180,11 @@ def test_images_are_listed_with_the_names_of_their_findings(tmp_path: Path) -> N
     ("a,Mass", ["1,1"], {"classes": ""}, "name the columns of labels in classes"),
     ("a,labels", ["1,Mass|Lump"], {}, "has the label 'Lump', which is none of Mass, Effusion"),
     ("a,labels", ["1,Mass", "2,"], {}, "write 'No Finding' where none of the labels holds"),
+    ("a,labels", ["1,Mass", "2,mass|Lump"], {}, 'label-map="Lump=,mass=Mass" reads those of other'),
+    ("a,labels", ['1,"Mass,Cough"'], {}, "separate the names of several labels by [|]"),
+    ("a,labels", ['1,"a, b"', "2,Mass"], {}, """label-map=' "a, b="' leaves out all that are"""),
+    ("a,labels", ["1,No Finding"], {}, "no sample has a label of Mass, Effusion, Cough"),
+    ("a,split", ["1,1"], {"classes": "split,Mass"}, "'split' would be a label, and the split of"),
 ])  # fmt: skip
 def test_bad_labels_are_named(
     header: str, rows: list[str], changes: dict[str, Any], why: str, tmp_path: Path
