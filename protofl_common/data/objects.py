@@ -5,6 +5,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from protofl_common.basics.text import first_of
 from protofl_common.data.door import as_array, checked_inputs
 from protofl_common.data.own import tokens
 from protofl_common.data.raw import DataError, Inputs, Place, any_place, described
@@ -46,7 +47,7 @@ def as_arrays(data: Any, *, alone: bool = False) -> dict[str, Any]:
     """
     data = getattr(data, "tensors", data)  # a TensorDataset's, which are a tuple
     if isinstance(data, Mapping):
-        return {str(name): value for name, value in data.items()}
+        return _with_label_names({str(name): value for name, value in data.items()})
     if alone and not isinstance(data, tuple):
         return {"inputs": data}
     if alone and len(data) == 1:  # a TensorDataset of inputs
@@ -55,7 +56,7 @@ def as_arrays(data: Any, *, alone: bool = False) -> dict[str, Any]:
     if isinstance(data, tuple) and len(data) == 2 and all(map(_is_pair, data)):
         data = (*data[0], *data[1])
     if isinstance(data, tuple | list) and len(data) in PARTS:
-        return dict(zip(PARTS[len(data)], data, strict=True))
+        return _with_label_names(dict(zip(PARTS[len(data)], data, strict=True)))
 
     # what is left are pairs (input, label); an array, which has a dtype, is no series of them
     samples = list(data) if isinstance(data, Iterable) and not hasattr(data, "dtype") else []
@@ -65,6 +66,43 @@ def as_arrays(data: Any, *, alone: bool = False) -> dict[str, Any]:
         "inputs": [as_array(inputs, "data: inputs") for inputs, _ in samples],
         "labels": [label for _, label in samples],
     }
+
+
+def _with_label_names(arrays: dict[str, Any]) -> dict[str, Any]:
+    """Add as ``classes`` the names of the columns of a data frame that has several labels a sample.
+
+    Without them the columns would be taken for the labels of the run in its order. DataError where
+    those of ``y_test`` are not the same, in the same order.
+    """
+    names: list[str] = []
+    for key in ("labels", "y_train", "y_test"):
+        frame = arrays.get(key)
+        if not is_frame(frame) or len(frame.columns) < 2:
+            continue
+        columns = [str(name) for name in frame.columns]
+        if names and columns != names:
+            both = f"y_train has the columns {first_of(names)}; {key} has {first_of(columns)}"
+            raise DataError(f"data: {both}")
+        names = columns
+    return {"classes": names, **arrays} if names else arrays
+
+
+def joined_frames(frame: Any, labels: Any) -> Any:
+    """Return a data frame with the columns of ``frame`` and the labels, one or several a sample.
+
+    ``labels`` are a series of them, or a data frame. Of several labels a sample each keeps its
+    name. DataError if both frames have a column of one name, or other numbers of rows.
+    """
+    if len(frame) != len(labels):
+        raise DataError(f"data: {len(labels)} labels; there are {len(frame)} inputs")
+    if not is_frame(labels):
+        return frame.assign(label=list(labels))
+    if len(labels.columns) == 1:
+        return frame.assign(label=list(labels.iloc[:, 0]))
+    both = [str(name) for name in labels.columns if name in frame.columns]
+    if both:
+        raise DataError(f"data: inputs and labels both have the columns {first_of(both)}")
+    return frame.assign(**{str(name): list(labels[name]) for name in labels.columns})
 
 
 def _is_pair(part: Any) -> bool:

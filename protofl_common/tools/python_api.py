@@ -26,7 +26,7 @@ from protofl_common.algorithms.base import Hparams
 from protofl_common.basics.files import cache_folder, replacing
 from protofl_common.config.options import Scalar, SettingsError, flatten
 from protofl_common.data.door import as_array
-from protofl_common.data.objects import TAKEN, as_arrays, is_frame
+from protofl_common.data.objects import TAKEN, as_arrays, is_frame, joined_frames
 from protofl_common.data.raw import DataError
 from protofl_common.data.store import cached, data_key, open_data
 from protofl_common.data.table import arrow_of
@@ -269,8 +269,7 @@ def _as_file(data: Any) -> tuple[bytes, str]:
     buffer = BytesIO()
     is_pair = isinstance(data, (tuple, list)) and len(data) == 2
     if is_pair and is_frame(data[0]):
-        frame, labels = data
-        data = frame.assign(label=list(labels))
+        data = joined_frames(*data)
     if is_frame(data):
         parquet.write_table(arrow_of(data, "data"), buffer)
         return buffer.getvalue(), ".parquet"

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 from protofl_common.config.options import SettingsError
 from protofl_common.data import DataError, check_data_settings
+from protofl_common.data.objects import as_arrays, joined_frames
 from protofl_common.data.store import open_data
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.settings import Settings
@@ -232,6 +233,26 @@ def test_an_input_that_copies_a_label_is_named(
         return
     labels_in(tmp_path, joined, drop=drop)
     assert "column 'seen' says the label 'Mass' in other words" in capsys.readouterr().err
+
+
+def test_the_columns_of_a_data_frame_name_the_labels() -> None:
+    """They may come beside the inputs, as a data frame of their own, in any order."""
+    pandas = pytest.importorskip("pandas")
+    labels = pandas.DataFrame({"Cough": [1, 0], "Mass": [0, 1]})
+    arrays = as_arrays((np.eye(2), labels))
+    assert arrays["classes"] == ["Cough", "Mass"]
+
+    inputs = pandas.DataFrame({"a": [1.0, 2.0]})
+    assert list(joined_frames(inputs, labels).columns) == ["a", "Cough", "Mass"]
+    assert list(joined_frames(inputs, labels[["Mass"]])["label"]) == [0, 1]
+    with pytest.raises(DataError, match="inputs and labels both have the columns a"):
+        joined_frames(inputs, labels.rename(columns={"Mass": "a"}))
+    with pytest.raises(DataError, match="1 labels; there are 2 inputs"):
+        joined_frames(inputs, labels[:1])
+
+    other_order = labels[["Mass", "Cough"]]
+    with pytest.raises(DataError, match="y_train has the columns Cough, Mass; y_test has Mass, Co"):
+        as_arrays((np.eye(2), labels, np.eye(2), other_order))
 
 
 def test_hugging_face_lists_the_labels_of_each_sample(tmp_path: Path) -> None:
