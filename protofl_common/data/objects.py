@@ -76,7 +76,7 @@ def _with_label_names(arrays: dict[str, Any]) -> dict[str, Any]:
     """
     names: list[str] = []
     for key in ("labels", "y_train", "y_test"):
-        frame = arrays.get(key)
+        frame: Any = arrays.get(key)
         if not is_frame(frame) or len(frame.columns) < 2:
             continue
         columns = [str(name) for name in frame.columns]

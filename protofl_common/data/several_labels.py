@@ -327,19 +327,30 @@ def _cure_of_foreign(foreign: Sequence[str], names: Sequence[str]) -> str:
 
 
 def _names_in(value: Any) -> set[str]:
-    """Return the names in a text that joins them (``a|b``), or in a list of them."""
+    """Return the names in a text that joins them (``a|b``), or in a list; {""} for a gap."""
+    if _is_missing(value):
+        return {""}
     parts = value.split(JOINT) if isinstance(value, str) else value
     return {str(part).strip() for part in parts}
 
 
 def _are_names(rows: Sequence[Any]) -> bool:
-    """Return whether each row is a text, or a list of texts that are no numbers and no gaps."""
+    """Return whether each row is a text, or a list of texts that are no numbers and no gaps.
+
+    Rows without any value do not count.
+    """
+    rows = [row for row in rows if not _is_missing(row)]
     if all(isinstance(row, str) for row in rows):
         return True
     if any(isinstance(row, str) or not np.iterable(row) for row in rows):
         return False
     parts = [part for row in rows for part in row]
     return all(isinstance(part, str) and not _is_number_or_gap(part) for part in parts)
+
+
+def _is_missing(row: Any) -> bool:
+    """Return whether a row is None or NaN, in the place of a text or a list."""
+    return row is None or (isinstance(row, float) and math.isnan(row))
 
 
 def _is_number_or_gap(text: str) -> bool:

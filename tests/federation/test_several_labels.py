@@ -272,6 +272,11 @@ def test_hugging_face_lists_the_labels_of_each_sample(tmp_path: Path) -> None:
         read = labels_in(tmp_path, tmp_path, dataset=f"hf:{name}", label_map="Fluid=Effusion")
         assert read == [[0, 0, 1], [0, 0, 0], [1, 1, 0]]
 
+    by_name["labels"][1] = None
+    datasets.Dataset.from_dict(by_name).save_to_disk(tmp_path / "gap")
+    with pytest.raises(DataError, match="sample 1 has the labels None; write 'No Finding'"):
+        labels_in(tmp_path, tmp_path, dataset="hf:gap")
+
 
 # -- figures
 def test_f1_is_at_thresholds_of_validation_data(
