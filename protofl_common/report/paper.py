@@ -54,9 +54,10 @@ def curves(methods: Methods, what: str = "") -> plot.Drawing:
     has that, and the prototypes' otherwise; of several labels a sample it is ``head/auc``.
     SettingsError for a run that lacks the figure.
     """
-    what = what or _common_result(methods)
+    folders_of_method = _folders(methods)
+    what = what or _common_result(folders_of_method)
     measured: dict[str, list[dict[int, float]]] = {}
-    for name, folders in _folders(methods).items():
+    for name, folders in folders_of_method.items():
         measured[name] = [_means_of_rounds(folder, what) for folder in folders]
     rounds: set[int] = set()
     for runs in measured.values():
@@ -91,9 +92,10 @@ def boxes(methods: Methods, what: str = "") -> plot.Drawing:
     farthest client within one and a half times its length. Every client of every run is a point.
     ``what`` is as for `curves`; HiddenClients for a run of secure aggregation.
     """
-    what = what or _common_result(methods)
+    folders_of_method = _folders(methods)
+    what = what or _common_result(folders_of_method)
     values: dict[str, list[float]] = {}  # method -> the figures of all clients of all its runs
-    for name, folders in _folders(methods).items():
+    for name, folders in folders_of_method.items():
         values[name] = []
         for folder in folders:
             values[name] += _figures_of_clients(folder, what)
@@ -249,14 +251,14 @@ def _default_kind(row: RoundRow) -> str:
     return "head" if "head" in row["accuracy"] else "prototype"
 
 
-def _common_result(methods: Methods) -> str:
+def _common_result(folders_of_method: Mapping[str, Sequence[Path]]) -> str:
     """Return the metric that is the result of all these runs, such as ``head/auc``.
 
     "" if their result is the accuracy, or if it is not the same figure in all of them.
     """
     summaries = []
-    for folder in chain(*methods.values()):
-        summary = RunFolder(Path(folder)).summary()
+    for folder in chain.from_iterable(folders_of_method.values()):
+        summary = RunFolder(folder).summary()
         if summary is None:
             return ""
         summaries.append(summary)
