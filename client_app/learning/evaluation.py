@@ -25,7 +25,10 @@ class Evaluation:
     metrics: dict[str, float] = field(default_factory=dict)
     """``head/auc`` …, where asked for (`tasks/metrics.py`)."""
     thresholds: dict[str, np.ndarray] = field(default_factory=dict)
-    """By kind, above which scores to predict as is best for these samples (`Task.thresholds`)."""
+    """By kind, above which scores to predict as is best for these samples (`Task.thresholds`).
+
+    {} of test samples: no figure may depend on thresholds that its own samples have chosen.
+    """
 
     def accuracies(self, samples: int) -> dict[str, float]:
         return {kind: right / max(1, samples) for kind, right in self.correct.items()}
@@ -49,8 +52,9 @@ def evaluate(
     Without prototypes, or ``with_head`` False, there is only the other kind. ``similarity`` is "l2"
     or "cosine" (`distances`). The ``metrics`` (names) are of classes with at least ``least``
     samples, and rounded to multiples of what so many samples weigh (`Task.figures`); the numbers of
-    right predictions are exact. ``thresholds`` are an earlier evaluation's, for the metrics of this
-    one if these are not rounded.
+    right predictions are exact. ``thresholds`` are those of validation samples, for the metrics of
+    test samples if these are not rounded; None for the validation samples themselves, which choose
+    them.
     """
     model.eval()
     hits: dict[str, Tensor] = {}
@@ -82,11 +86,12 @@ def evaluate(
     best_thresholds: dict[str, np.ndarray] = {}
     for name, parts in scores.items():
         scores_NC = _finite(torch.cat(parts))
-        best = task.thresholds(scores_NC, labels_N)
-        if best is not None:
-            best_thresholds[name] = best
+        if thresholds is None:
+            best = task.thresholds(scores_NC, labels_N)
+            if best is not None:
+                best_thresholds[name] = best
         # one validation sample may move a threshold past many test samples: no rounding covers that
-        if thresholds and name in thresholds and least <= 1:
+        elif name in thresholds and least <= 1:
             scores_NC = scores_NC - thresholds[name]
         for metric, value in task.figures(metrics, scores_NC, labels_N, least).items():
             figures[f"{name}/{metric}"] = value

@@ -119,6 +119,9 @@ class LabelReader(Protocol):
         ``columns`` are the names of the labels that come with the ``values``, if any.
         """
 
+    def check_inputs(self, columns: Iterable[str], labels: Iterable[str], where: str) -> None:
+        """Raise DataError for a column of inputs that is called as one of the labels."""
+
 
 def from_arrays(
     arrays: Mapping[str, Any],
@@ -199,6 +202,7 @@ def from_arrays(
         labels, names, notes = several.read(
             present["labels"], present.get("classes", ()), where, place
         )
+        several.check_inputs(columns, names, where)
     domains = np.zeros(samples, np.int64)
     domain_names: tuple[str, ...] = ()
     for key in ("client", "domain"):  # one of them at most, as is checked above

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from protofl_common.basics.text import first_of, printable
 from protofl_common.data.door import as_array, checked_inputs, is_number
 from protofl_common.data.own import tokens, with_label
 from protofl_common.data.raw import DataError, Inputs, Place, any_place, described
@@ -47,7 +48,7 @@ def as_arrays(data: Any, *, alone: bool = False) -> dict[str, Any]:
     """
     data = getattr(data, "tensors", data)  # a TensorDataset's, which are a tuple
     if isinstance(data, Mapping):
-        return {str(name): value for name, value in data.items()}
+        return _with_label_names({str(name): value for name, value in data.items()})
     if alone and not isinstance(data, tuple):
         return {"inputs": data}
     if alone and len(data) == 1:  # a TensorDataset of inputs
@@ -56,7 +57,7 @@ def as_arrays(data: Any, *, alone: bool = False) -> dict[str, Any]:
     if isinstance(data, tuple) and len(data) == 2 and all(map(_is_pair, data)):
         data = (*data[0], *data[1])
     if isinstance(data, tuple | list) and len(data) in PARTS:
-        return dict(zip(PARTS[len(data)], data, strict=True))
+        return _with_label_names(dict(zip(PARTS[len(data)], data, strict=True)))
 
     # what is left are pairs (input, label); an array, which has a dtype, is no series of them
     samples = list(data) if isinstance(data, Iterable) and not hasattr(data, "dtype") else []
@@ -66,6 +67,55 @@ def as_arrays(data: Any, *, alone: bool = False) -> dict[str, Any]:
         "inputs": [as_array(inputs, "data: inputs") for inputs, _ in samples],
         "labels": [label for _, label in samples],
     }
+
+
+def _with_label_names(arrays: dict[str, Any]) -> dict[str, Any]:
+    """Add as ``classes`` the names of the columns of a data frame that has several labels a sample.
+
+    Without them the columns would be taken for the labels of the run in its order.
+    """
+    _check_same_columns(arrays, "x_")
+    _check_same_columns(arrays, "y_")
+    labels: Any = arrays.get("labels", arrays.get("y_train"))
+    if not is_frame(labels) or len(labels.columns) < 2:
+        return arrays
+    return {"classes": [str(name) for name in labels.columns], **arrays}
+
+
+def _check_same_columns(arrays: dict[str, Any], beginning: str) -> None:
+    """Raise DataError for data frames that differ in their columns, as ``x_train`` and ``x_test``.
+
+    As arrays they would be joined by the order of their columns, not by their names. Their own
+    names all have this ``beginning``.
+    """
+    columns = {}
+    for name, value in arrays.items():
+        if name.startswith(beginning) and is_frame(value):
+            columns[name] = ", ".join(map(str, value.columns))
+    first = next(iter(columns), "")
+    for name, names in columns.items():
+        if names != columns[first]:
+            wanted = f"{first} has the columns {printable(columns[first], 200)}"
+            cure = "give both the same columns, in one order"
+            raise DataError(f"data: {wanted}; {name} has {printable(names, 200)}; {cure}")
+
+
+def joined_frames(frame: Any, labels: Any) -> Any:
+    """Return a data frame with the columns of ``frame`` and the labels, one or several a sample.
+
+    ``labels`` are a series of them, or a data frame. Of several labels a sample each keeps its
+    name. DataError if both frames have a column of one name, or other numbers of rows.
+    """
+    if len(frame) != len(labels):
+        raise DataError(f"data: {len(labels)} labels; there are {len(frame)} inputs")
+    if not is_frame(labels):
+        return frame.assign(label=list(labels))
+    if len(labels.columns) == 1:
+        return frame.assign(label=list(labels.iloc[:, 0]))
+    both = [str(name) for name in labels.columns if name in frame.columns]
+    if both:
+        raise DataError(f"data: inputs and labels both have the columns {first_of(both)}")
+    return frame.assign(**{str(name): list(labels[name]) for name in labels.columns})
 
 
 def _is_pair(part: Any) -> bool:

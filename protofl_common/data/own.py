@@ -17,6 +17,7 @@ from protofl_common.basics.files import cache_folder, digest, make_private
 from protofl_common.basics.replaced import replaced
 from protofl_common.basics.text import first_of, printable, with_composed_letters
 from protofl_common.config.architectures import VOCABULARY
+from protofl_common.config.lists import names_in
 from protofl_common.config.python_code import files_of
 from protofl_common.config.python_names import load, module_of
 from protofl_common.config.sections import DataSettings
@@ -48,6 +49,7 @@ from protofl_common.data.table import (
     name_and_categories,
     read_columns,
 )
+from protofl_common.tasks import UNLABELLED
 
 ARRAY_SUFFIXES = (".npz", ".csv", ".parquet")
 _NO_BLANKS = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
@@ -101,21 +103,25 @@ def read_manifest(settings: DataSettings) -> RawData:
         columns = rows.annotations("file", "label")
     else:
         columns = rows.annotations("file")
-        labels, names_of_labels = several.in_table(rows.columns, str(rows.file))
+        labels, of_labels = several.in_table(rows.columns, str(rows.file))
         columns |= labels
-        used |= names_of_labels
+        used |= of_labels
     unused = [name for name in rows.others if name not in used]
     check_annotations(unused, str(rows.file), "left out")
+    if several is not None:
+        several.check_left_out(unused, columns.get("classes"), str(rows.file))
     files = [rows.file.parent / name for name in rows.columns["file"]]
     for row, name in enumerate(rows.columns["file"]):
         if not files[row].is_file():
             place = rows.place(row)
             raise DataError(f"{rows.file}, {place}, column 'file': there is no file {name!r}")
     data = with_images(columns, files, str(rows.file), settings, rows.place)
-    notes = rows.notes
-    if unused:
-        notes += (f"{rows.file}: left out the columns {first_of(unused)}",)
-    return replace(data, notes=(*notes, *data.notes))
+    return replace(data, notes=(*rows.notes, *data.notes, *_note_of(unused, rows)))
+
+
+def _note_of(left_out: Sequence[str], rows: TableFile) -> list[str]:
+    """Return a line for the owner on the columns of a file that are left out, if there are any."""
+    return [f"{rows.file}: left out the columns {first_of(left_out)}"] if left_out else []
 
 
 def locate_manifest(settings: DataSettings) -> tuple[Path, ...]:
@@ -148,20 +154,28 @@ def read_arrays(settings: DataSettings) -> RawData:
         return data
 
     rows = TableFile(file)
+    of_labels = {"label"}
     if several is None:
         arrays = rows.annotations("label")
         inputs = rows.others
     else:
         arrays = rows.annotations()
-        labels, no_inputs = several.in_table(rows.columns, where)
+        labels, of_labels = several.in_table(rows.columns, where)
         arrays |= labels
+        # a column that ``label-map`` leaves out is no input either
+        no_inputs = {*of_labels, *several.meaning}
         inputs = [name for name in rows.others if name not in no_inputs]
     chosen = chosen_columns(settings, inputs, where)
-    arrays["inputs"] = read_columns(rows.columns, chosen, where, rows.place, gaps=gaps)
     names = [name_and_categories(column)[0] for column in chosen]
-    used = {name: rows.columns[name] for name in names}
+    used = {*of_labels, *names, *names_in(settings.drop)}  # what is dropped, the owner knows
+    unused = [name for name in rows.others if name not in used]
+    if several is not None:
+        several.check_inputs(chosen, several.names, where)  # before an error of the column's values
+        several.check_left_out(unused, arrays.get("classes"), where)
+    arrays["inputs"] = read_columns(rows.columns, chosen, where, rows.place, gaps=gaps)
+    inputs_by_name = {name: rows.columns[name] for name in names}
     if several is None:
-        check_no_label(used, arrays["labels"], where, numbers=True)
+        check_no_label(inputs_by_name, arrays["labels"], where, numbers=True)
     data = from_arrays(
         arrays,
         where,
@@ -171,7 +185,10 @@ def read_arrays(settings: DataSettings) -> RawData:
         columns=chosen,
         several=several,
     )
-    return replace(data, notes=(*rows.notes, *data.notes))
+    if several is not None:
+        say_what_numbers_rows(inputs_by_name, where)
+        say_what_copies_a_label(inputs_by_name, data, where)
+    return replace(data, notes=(*rows.notes, *data.notes, *_note_of(unused, rows)))
 
 
 def locate_arrays(settings: DataSettings) -> tuple[Path, ...]:
@@ -241,15 +258,40 @@ def check_no_label(
     if len(columns) < 2 and not numbers:
         return
     labels = [str(label) for label in labels]
+    if numbers:
+        say_what_numbers_rows(columns, where)
     for name, values in columns.items():
-        if numbers and _numbers_rows(values):
-            say(f"{where}: column {name!r} numbers the rows; drop it, unless it is known of others")
         if not _renames(values, labels):
             continue
         copies = f"{where}: column {name!r} says the label in other words"
         if not numbers:
             raise DataError(f"{copies}; take it out of the data")
         say(f"{copies}; drop it, unless it is known before the label")
+
+
+def say_what_numbers_rows(columns: Mapping[str, Sequence[Any]], where: str) -> None:
+    """Print a line for each column that numbers the rows."""
+    for name, values in columns.items():
+        if _numbers_rows(values):
+            say(f"{where}: column {name!r} numbers the rows; drop it, unless it is known of others")
+
+
+def say_what_copies_a_label(
+    columns: Mapping[str, Sequence[Any]], data: RawData, where: str
+) -> None:
+    """Print a line for each column that copies one of several labels where that is known."""
+    with_few_values = {}
+    for name, values in columns.items():
+        if len(set(values[:10_000])) <= FEW_CLASSES:
+            with_few_values[name] = values
+    for position, label in enumerate(data.classes):
+        of_label_N = data.labels[:, position]
+        known = np.flatnonzero(of_label_N != UNLABELLED).tolist()
+        texts = [str(value) for value in of_label_N[known]]
+        for name, values in with_few_values.items():
+            if _renames([values[row] for row in known], texts):
+                copies = f"column {name!r} says the label {label!r} in other words"
+                say(f"{where}: {copies}; drop it, unless it is known before the label")
 
 
 def _numbers_rows(values: Sequence[Any]) -> bool:

@@ -6,6 +6,7 @@ unknown for all samples. What else is in the data is named, with its place and a
 """
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,9 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofl_common.basics.text import first_of, printable
-from protofl_common.config.lists import as_list, names_in
+from protofl_common.config.lists import as_list, as_setting, names_in
 from protofl_common.config.sections import DataSettings
 from protofl_common.data.door import (
+    JOINTS,
     as_array,
     check_class_names,
     class_names,
@@ -28,6 +30,7 @@ from protofl_common.data.door import (
     number,
 )
 from protofl_common.data.raw import DataError, Ints, Place
+from protofl_common.data.table import ANNOTATION_COLUMNS, name_and_categories
 from protofl_common.tasks import UNLABELLED, MultiLabel
 
 JOINT = "|"  # between the names of the labels of a sample
@@ -76,12 +79,12 @@ class SeveralLabels:
     def in_table(
         self, columns: Mapping[str, Sequence[Any]], where: str
     ) -> tuple[dict[str, Any], set[str]]:
-        """Return a table's labels for `read`, and the names of the columns that are no inputs.
+        """Return a table's labels for `read`, and the names of the columns that have them.
 
         One column (`JOINED`) may join the names of each sample's labels, ``a|b``: it is returned as
         ``labels``. Otherwise each label has a column: ``labels`` [samples, labels] has the columns'
-        values, and ``classes`` their names. DataError if the table has no such columns, lacks a
-        column of ``label-map``, or spells a label of the run in another way.
+        values, and ``classes`` their names. DataError if the table has no such columns, or lacks a
+        column of ``label-map``.
         """
         for name in JOINED:
             if name in columns:
@@ -94,28 +97,53 @@ class SeveralLabels:
                 has = f"the data have no column {name!r}; their columns: {first_of(columns)}"
                 raise DataError(f"label-map: {where}: {has}")
         of_labels = [name for name in columns if self.meaning.get(name, name) in self.names]
+        for name in of_labels:
+            if name in ANNOTATION_COLUMNS:
+                both = f"column {name!r} would be a label, and the {name} of each sample"
+                raise DataError(f'{where}: {both}; rename it, and set label-map="NEW NAME={name}"')
         if not of_labels:
             none = f"classes = {as_list(self.names)!r} names no column"
             raise DataError(f"{where}: {none}; its columns: {first_of(columns)}")
-        self._check_spelling([self.meaning.get(name, name) for name in of_labels], columns, where)
         values = np.empty((len(columns[of_labels[0]]), len(of_labels)), dtype=object)
         for position, name in enumerate(of_labels):
             values[:, position] = list(columns[name])
-        # a column that ``label-map`` leaves out is no input either
-        return {"labels": values, "classes": of_labels}, {*of_labels, *self.meaning}
+        return {"labels": values, "classes": of_labels}, set(of_labels)
 
-    def _check_spelling(self, known: Sequence[str], names: Iterable[str], where: str) -> None:
-        """Raise DataError for a label of the run whose other spelling is one of the ``names``.
+    def check_inputs(self, columns: Iterable[str], labels: Iterable[str], where: str) -> None:
+        """Raise DataError for a column of inputs that is called as one of the ``labels`` is.
 
-        ``known`` are the labels of the run that the data have. Otherwise the label would count as
-        not known, and in a table its column would be an input.
+        It would give the label away. ``columns`` are as a model's card names them.
         """
-        unknown = {letters_of(label): label for label in self.names if label not in known}
-        for name in names:
-            label = unknown.get(letters_of(name), name)
-            if name not in (*self.names, *self.meaning, label):
-                cure = f'call them alike, or map them: label-map="{name}={label}"'
-                raise DataError(f"{where}: the label {label!r} is called {name!r} there; {cure}")
+        names = {letters_of(name): name for name in (*self.meaning, *labels)}
+        for column_of_card in columns:
+            column, _ = name_and_categories(column_of_card)
+            label = names.get(letters_of(column))
+            if label is not None:
+                cure = "drop it"
+                if column != label:
+                    cure += f', or set label-map="{column}={label}" if it has the label'
+                would = f"column {column!r} would be an input, and is called as the label {label!r}"
+                raise DataError(f"{where}: {would}; {cure}")
+
+    def check_left_out(
+        self, columns: Iterable[str], of_labels: Iterable[str] | None, where: str
+    ) -> None:
+        """Raise DataError for a column that is left out, and is called as a label that is lacking.
+
+        The label would count as not known. ``of_labels`` are the columns of labels; None if one
+        column joins the names of each sample's labels.
+        """
+        if of_labels is None:
+            return
+        known = {self.meaning.get(name, name) for name in of_labels}
+        lacking = {letters_of(label): label for label in self.names if label not in known}
+        for column in columns:
+            label = lacking.get(letters_of(column))
+            if label is not None and column not in self.meaning:
+                setting = f'set label-map="{column}={label}" if it has the label'
+                cure = f'{setting}, and otherwise label-map="{column}="'
+                would = f"{column!r} would be left out, and is called as the label {label!r}"
+                raise DataError(f"{where}: {would}; {cure}")
 
     # -- of arrays
     def read(self, values: Any, columns: Any, where: str, place: Place) -> ReadLabels:
@@ -179,7 +207,7 @@ class SeveralLabels:
             if label:
                 notes.append(f"{where}: the label {name!r} is read as {label!r}")
         if left_out:
-            self._check_spelling(meanings, left_out, where)
+            self.check_left_out(left_out, columns, where)
             notes.append(f"{where}: left out the labels {first_of(left_out)}")
         unknown = [name for name in names if name not in meanings]
         if unknown:
@@ -224,9 +252,11 @@ class SeveralLabels:
         wrong = np.flatnonzero(~np.isin(numbers_N, (0, 1)))
         if len(wrong):
             row = int(wrong[0])
-            value = values[row].item() if isinstance(values[row], np.generic) else values[row]
-            shown = printable(repr(value), 40)
-            why = f"{shown} is neither 1 nor 0, nor a gap ({len(wrong)} such values)"
+            first = values[row]
+            if isinstance(first, np.generic):
+                first = first.item()  # NumPy would name its type
+            value = printable(repr(first), 40)
+            why = f"{value} is neither 1 nor 0, nor a gap ({len(wrong)} such values)"
             if is_uncertain_N.any():
                 why += "; set uncertain where -1 means that it is not certain"
             raise DataError(f"{where}: {place(row)}, {what}: {why}")
@@ -251,8 +281,10 @@ class SeveralLabels:
             held.append(labels_of_sample)
 
         named: set[str] = set().union(*held)  # labels that some sample has
-        self._check_names(named, where)
-        names: tuple[str, ...] = self.names or tuple(sorted(named))
+        names: tuple[str, ...] = self.names
+        if not names:
+            _check_spellings(named, where)
+            names = tuple(sorted(named))
         check_class_names(names, f"{where}: the labels {first_of(names)}", "two or more")
         foreign = sorted(named - {*names})
         if foreign:
@@ -260,9 +292,11 @@ class SeveralLabels:
             row = next(row for row, of_sample in enumerate(held) if first in of_sample)
             shown = printable(first, 40)
             which = f"{place(row)} has the label '{shown}', which is none of {first_of(names)}"
-            leaving_out = ",".join(f"{printable(name, 40)}=" for name in foreign[:MOST_LEFT_OUT])
-            cure = f'name it there; label-map="{leaving_out}" leaves out all that are not'
-            raise DataError(f"{where}: {which}; {cure}")
+            raise DataError(f"{where}: {which}; {_cure_of_foreign(foreign, names)}")
+        if not named:
+            none = f"no sample has a label of {first_of(names)}, so that none of them is known"
+            cure = "a column for each label that was looked for, with 0, says that it does not hold"
+            raise DataError(f"{where}: {none}; {cure}")
         labels = np.full((len(rows), len(names)), UNLABELLED, np.int64)
         absent = []
         for column, name in enumerate(names):
@@ -288,19 +322,6 @@ class SeveralLabels:
             return set() if len(names) == 1 else None
         return {self.meaning.get(name, name) for name in names} - {""}
 
-    def _check_names(self, named: set[str], where: str) -> None:
-        """Raise DataError for names in the data that join others, or are spellings of one label."""
-        times = Counter(map(meaning_of, named))
-        for name in sorted(named.difference(self.names)):
-            if joins_labels(name, named):
-                raise DataError(
-                    f"{where}: {name!r} joins other labels; write '{JOINT}' between them"
-                )
-            if times[meaning_of(name)] > 1:
-                raise DataError(
-                    f"{where}: {name!r} is also written in other letters; write it alike"
-                )
-
 
 def parse_label_map(text: str) -> dict[str, str]:
     """Read the setting ``label-map``: name in the data -> label of the run, "" to leave it out.
@@ -320,20 +341,66 @@ def parse_label_map(text: str) -> dict[str, str]:
     return meaning
 
 
+def _check_spellings(named: set[str], where: str) -> None:
+    """Raise DataError for names in the data that join others, or are spellings of one label.
+
+    Where the run names its labels, such a name is none of them (`_cure_of_foreign`).
+    """
+    times = Counter(map(meaning_of, named))
+    for name in sorted(named):
+        if joins_labels(name, named):
+            raise DataError(f"{where}: {name!r} joins other labels; write '{JOINT}' between them")
+        if times[meaning_of(name)] > 1:
+            raise DataError(f"{where}: {name!r} is also written in other letters; write it alike")
+
+
+def _cure_of_foreign(foreign: Sequence[str], names: Sequence[str]) -> str:
+    """Say what to do about names in the data that are none of the ``names`` of the run.
+
+    A name that is another spelling of one of the run is read as that: if it were left out, its
+    samples would count as lacking the label.
+    """
+    for name in foreign:
+        parts = {part.strip() for part in re.split(f"[{JOINTS}]", name)}
+        if len(parts) > 1 and not parts.isdisjoint(names):
+            return f"separate the names of several labels by {JOINT}"
+    label_by_letters = {letters_of(name): name for name in names}
+    meant = {name: label_by_letters.get(letters_of(name), "") for name in foreign}
+    wanted = [f"{name}={label}" for name, label in meant.items()][:MOST_LEFT_OUT]
+    setting = as_setting("label-map", [printable(pair, 80) for pair in wanted])
+    if not setting or any("=" in name for name in foreign):
+        return "name it there, or rename it in the data"
+    what = "leaves out all that are not"
+    if any(meant.values()):
+        what = "reads those of other spellings, and leaves out all others"
+    return f"name it there; {setting} {what}"
+
+
 def _names_in(value: Any) -> set[str]:
-    """Return the names in a text that joins them (``a|b``), or in a list of them."""
+    """Return the names in a text that joins them (``a|b``), or in a list; {""} for a gap."""
+    if _is_missing(value):
+        return {""}
     parts = value.split(JOINT) if isinstance(value, str) else value
     return {str(part).strip() for part in parts}
 
 
 def _are_names(rows: Sequence[Any]) -> bool:
-    """Return whether each row is a text, or a list of texts that are no numbers and no gaps."""
+    """Return whether each row is a text, or a list of texts that are no numbers and no gaps.
+
+    Rows without any value do not count.
+    """
+    rows = [row for row in rows if not _is_missing(row)]
     if all(isinstance(row, str) for row in rows):
         return True
     if any(isinstance(row, str) or not np.iterable(row) for row in rows):
         return False
     parts = [part for row in rows for part in row]
     return all(isinstance(part, str) and not _is_number_or_gap(part) for part in parts)
+
+
+def _is_missing(row: Any) -> bool:
+    """Return whether a row is None or NaN, in the place of a text or a list."""
+    return row is None or (isinstance(row, float) and math.isnan(row))
 
 
 def _is_number_or_gap(text: str) -> bool:

@@ -57,9 +57,8 @@ from protofl_common.experiment.node import (
     settings_of_site,
 )
 from protofl_common.privacy.plan import Plan, plan_of
-from protofl_common.runs.folder import KINDS
 from protofl_common.tasks import TASKS, Task
-from protofl_common.tasks.metrics import metric_names
+from protofl_common.tasks.metrics import KINDS, metric_names
 from protofl_common.wire.schema import Declared, Exchange, vectors_in, weights_in
 
 

@@ -15,7 +15,7 @@ from protofl_common.config.sections import PER_UNIT
 from protofl_common.report import drawing as plot
 from protofl_common.report.reading import Floats, Ints, RecordedRun
 from protofl_common.runs.folder import RoundRow
-from protofl_common.runs.over_clients import figures_of
+from protofl_common.runs.over_clients import figures_of, measured
 from protofl_common.tasks.metrics import BY_CLASS, LABEL_AUC, RECALL
 
 MEANING = {"head": "each model's classifier", "prototype": "the nearest prototype"}
@@ -27,23 +27,25 @@ SEED = 0
 
 
 def means(run: RecordedRun) -> Iterator[plot.Drawing]:
-    """Draw the accuracy over the rounds: the mean, the worst tenth, and on validation data."""
+    """Draw the result over the rounds: the mean, the worst tenth, and on validation data."""
     rows = [row for row in run.rows if row["accuracy"]]
     if not rows:
         return
     lines = {}
-    for kind, last_row in run.last_evaluation.items():
+    for kind, result in run.results.items():
+        name = result.name
         for measure, label in (("mean", "mean"), ("worst-10%", "worst 10 %")):
             # with secure aggregation there is only a mean
-            if measure in last_row["accuracy"][kind]:
-                lines[f"{kind}, {label}"] = _over_rounds(rows, kind, measure)
-        if any(kind in row.get("validation", {}) for row in rows):
-            lines[f"{kind}, validation"] = _over_rounds(rows, f"validation/{kind}")
+            if measure in run.last_result(kind):
+                lines[f"{name}, {label}"] = _over_rounds(rows, name, measure)
+        if any(name in row.get("validation", {}) for row in rows):
+            lines[f"{name}, validation"] = _over_rounds(rows, f"validation/{name}")
 
-    kinds = " and ".join(f"“{kind}” by {MEANING[kind]}" for kind in run.last_evaluation)
+    title = title_of(run)
+    kinds = " and ".join(f"“{run.results[kind].name}” by {MEANING[kind]}" for kind in run.results)
     worst = "" if run.hides_clients else f", and that of {run.worst_tenth}"
     caption = (
-        f"Test accuracy over {run.averaged_over}, {kinds}: the mean{worst}. Measured with what the "
+        f"Test {title} over {run.averaged_over}, {kinds}: the mean{worst}. Measured with what the "
         "clients received, after the round on the horizontal axis."
     )
     if not run.evaluates_same_clients:
@@ -56,12 +58,17 @@ def means(run: RecordedRun) -> Iterator[plot.Drawing]:
         caption,
         _rounds(rows),
         lines,
-        "test accuracy, %",
+        f"test {title}, %",
     )
 
 
+def title_of(run: RecordedRun) -> str:
+    """Say what the run's result is, such as "accuracy" or "AUC"; it has one."""
+    return next(iter(run.results.values())).title
+
+
 def of_methods(run: RecordedRun) -> Iterator[plot.Drawing]:
-    """Draw the mean accuracy of the run and of each of its baselines over the rounds.
+    """Draw the mean result of the run and of each of its baselines over the rounds.
 
     Nothing is drawn of a run without baselines. Methods may be evaluated after different rounds: a
     line has a gap (NaN) at a round after which only other methods were evaluated.
@@ -76,16 +83,18 @@ def of_methods(run: RecordedRun) -> Iterator[plot.Drawing]:
     lines = {}
     for name, rows in methods.items():
         kind = "head" if any("head" in row["accuracy"] for row in rows) else "prototype"
-        accuracy_after = dict(zip(_rounds(rows), _over_rounds(rows, kind), strict=True))
-        lines[name] = [accuracy_after.get(number, math.nan) for number in rounds]
+        figure = run.task.result_of(kind, measured(rows)).name
+        value_after = dict(zip(_rounds(rows), _over_rounds(rows, figure), strict=True))
+        lines[name] = [value_after.get(number, math.nan) for number in rounds]
+    title = title_of(run)
     yield plot.line_chart(
         "accuracy-of-methods",
         "The run and its baselines",
-        f"Mean test accuracy over {run.averaged_over}, by each model's head (by prototypes where "
+        f"Mean test {title} over {run.averaged_over}, by each model's head (by prototypes where "
         "an algorithm trains no head): the same clients and data, one seed.",
         rounds,
         lines,
-        "test accuracy, %",
+        f"test {title}, %",
     )
 
 
@@ -101,51 +110,54 @@ def _over_rounds(
 
 
 def of_domains(run: RecordedRun) -> Iterator[plot.Drawing]:
-    """Draw the accuracy of each domain's clients over the rounds, by the better way to predict.
+    """Draw the result of each domain's clients over the rounds, by the better way to predict.
 
     Nothing is drawn with fewer than two domains, before the first evaluation, and where secure
-    aggregation hides the accuracies of single clients.
+    aggregation hides the figures of single clients.
     """
     if not run.domains or not run.better_kind or run.hides_clients:
         return
+    result = run.results[run.better_kind]
     lines: dict[str, list[float]] = {domain: [] for domain in run.domains}
     for row in run.each_row():
-        if run.better_kind not in row["accuracy"]:
+        if result.name not in figures_of(row):
             continue
         for domain, sites in run.domains.items():
-            accuracies = [accuracy_of(row, site, run.better_kind) for site in sites]
-            lines[domain].append(_mean_of_known(accuracies))
+            values = [percent_of(row, site, result.name) for site in sites]
+            lines[domain].append(_mean_of_known(values))
     yield plot.line_chart(
         "accuracy-of-domains",
         "By domain",
-        f"Mean test accuracy over the clients of each domain, by {MEANING[run.better_kind]}.",
+        f"Mean test {result.title} over the clients of each domain, by {MEANING[run.better_kind]}.",
         _rounds(run.evaluations(run.better_kind)),
         lines,
-        f"test accuracy ({run.better_kind}), %",
+        f"test {result.title} ({run.better_kind}), %",
     )
 
 
 def of_clients(run: RecordedRun) -> Iterator[plot.Drawing]:
-    """Draw a map of each client's accuracy over the rounds, one for each way to predict."""
+    """Draw a map of each client's result over the rounds, one for each way to predict."""
     if run.hides_clients or not run.sites:
         return
     sites, words_on_others = _first_of(run, list(run.sites))
-    # way to predict -> accuracies [R, S], of R evaluations and S sites
-    maps: dict[str, list[list[float]]] = {kind: [] for kind in run.last_evaluation}
+    # way to predict -> values [R, S], of R evaluations and S sites
+    maps: dict[str, list[list[float]]] = {kind: [] for kind in run.results}
     for row in run.each_row():
-        for kind, accuracies_RS in maps.items():
-            if kind in row["accuracy"]:
-                accuracies_RS.append([accuracy_of(row, site, kind) for site in sites])
-    for kind, accuracies_RS in maps.items():
+        for kind, values_RS in maps.items():
+            name = run.results[kind].name
+            if name in figures_of(row):
+                values_RS.append([percent_of(row, site, name) for site in sites])
+    for kind, values_RS in maps.items():
+        title = run.results[kind].title
         yield plot.heat_map(
             f"accuracy-of-clients-{kind}",
             f"Every client ({kind})",
-            f"Test accuracy of each client by {MEANING[kind]}; lighter is better, on the "
+            f"Test {title} of each client by {MEANING[kind]}; lighter is better, on the "
             f"range of these values. Blank: not evaluated.{words_on_others}",
-            np.array(accuracies_RS).T,
+            np.array(values_RS).T,
             sites,
             _rounds(run.evaluations(kind)),
-            "test accuracy, %",
+            f"test {title}, %",
             "after round",
         )
 
@@ -484,8 +496,8 @@ def _rounds(rows: list[RoundRow]) -> list[int]:
     return [row["evaluated-after-round"] for row in rows]
 
 
-def accuracy_of(row: RoundRow, site: str, kind: str) -> float:
-    """Return a client's accuracy in percent; NaN where the client did not tell."""
+def percent_of(row: RoundRow, site: str, name: str) -> float:
+    """Return a client's figure in percent; NaN where the client did not tell."""
     if site not in row["clients"]:
         return math.nan
-    return 100.0 * row["clients"][site]["accuracy"].get(kind, math.nan)
+    return 100.0 * float(figures_of(row["clients"][site]).get(name, math.nan))

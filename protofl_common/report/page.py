@@ -22,7 +22,7 @@ from protofl_common.report.style import CSS, POLICY
 from protofl_common.runs import figures
 from protofl_common.runs.figures import MEASURES, Table
 from protofl_common.runs.folder import Accuracies, RoundRow, unused_replies
-from protofl_common.runs.over_clients import best_of, fairness
+from protofl_common.runs.over_clients import best_of, fairness, in_percent
 from protofl_common.tasks.metrics import LABEL_AUC, LABEL_AUC_ERROR
 
 MOST_LOST_REPLIES = 300  # rows of the table of lost replies; the rest is counted
@@ -159,20 +159,26 @@ def _result(run: RecordedRun) -> Markup:
         if run.missing_baselines > 0:
             text += f"; baselines not found beside it: {run.missing_baselines}"
         shown = _note(text, "note gain") + table(figures.side_by_side(run.compared)) + shown
-    return shown + _accuracies(run) + _metrics(run) + _auc_of_labels(run)
+    tables = [_accuracies(run), _metrics(run), _auc_of_labels(run)]
+    is_metric = any(not in_percent(result.name) for result in run.results.values())
+    if is_metric:  # then the accuracies are not what tells most
+        tables = [*tables[1:], tables[0]]
+    return shown + Markup("").join(tables)
 
 
 def _tiles(run: RecordedRun) -> list[tuple[str, str]]:
     """Return the figures at the top of the page as texts, each with the words below it."""
     tiles = []
-    name = "accuracy over all samples" if run.hides_clients else "mean accuracy"
-    for kind, row in run.last_evaluation.items():
-        accuracy = row["accuracy"][kind]
-        words = f"{name} by {charts.MEANING[kind]} (“{kind}”)"
-        tiles.append((f"{100 * accuracy['mean']:.1f} %", words))
-        if "worst-10%" in accuracy:
-            worst = f"{100 * accuracy['worst-10%']:.1f} %"
-            tiles.append((worst, f"{run.worst_tenth}, {kind}"))
+    for kind, result in run.results.items():
+        over_clients = run.last_result(kind)
+        name = f"mean {result.title}"
+        if run.hides_clients:
+            name = f"{result.title} over all samples"
+        words = f"{name} by {charts.MEANING[kind]} (“{result.name}”)"
+        tiles.append((figures.value_text(result, over_clients["mean"]), words))
+        if "worst-10%" in over_clients:
+            worst = figures.value_text(result, over_clients["worst-10%"])
+            tiles.append((worst, f"{run.worst_tenth}, {result.name}"))
 
     stopped = ", stopped early" if run.summary and run.summary.get("stopped-early") else ""
     planned = run.settings.get("rounds", "?")
@@ -239,9 +245,9 @@ def _accuracies(run: RecordedRun) -> Markup:
     round_numbers = " and ".join(str(number) for number in sorted(rounds))
     how_chosen = figures.chosen(best.values())
     note = (
-        f"Test accuracy after round {round_numbers} in percent, over the clients (their spread as "
-        "in FedPCL, Tables 12 and 13; std in points, variance in points²), and the best mean with "
-        f"its round, which was {how_chosen}.{run.note_on_hidden}"
+        f"Test {run.task.says_right} after round {round_numbers} in percent, over the clients "
+        "(their spread as in FedPCL, Tables 12 and 13; std in points, variance in points²), and "
+        f"the best mean with its round, which was {how_chosen}.{run.note_on_hidden}"
     )
     heads = ("", *ACCURACY_HEADS.values(), "best mean")
     return table(
@@ -344,21 +350,21 @@ def _lost_replies(run: RecordedRun) -> Markup:
 
 
 def _clients(run: RecordedRun) -> Markup:
-    """Return the table of clients: what they said of themselves, and their last accuracies."""
+    """Return the table of clients: what they said of themselves, and their last results."""
     told: set[str] = set()  # which facts any client tells
     for facts in run.sites.values():
         told.update(facts)
     sizes = [size for size in SIZES if size in told]
     names = [size.replace("train-", "training-").replace("-", " ") for size in sizes]
-    heads = ["client", "domain", "model", *names, *(f"{kind}, %" for kind in run.last_evaluation)]
+    heads = ["client", "domain", "model", *names, *(f"{r.name}, %" for r in run.results.values())]
 
     rows = []
     for site, facts in run.sites.items():
         texts = [site, str(facts.get("domain") or "–"), str(facts.get("arch", "–"))]
         for size in sizes:
             texts.append(f"{facts.get(size):,}" if size in facts else "–")
-        for kind, row in run.last_evaluation.items():
-            percent = charts.accuracy_of(row, site, kind)
+        for result in run.results.values():
+            percent = charts.percent_of(run.last_rows[result.name], site, result.name)
             texts.append("–" if math.isnan(percent) else f"{percent:.1f}")
         rows.append(texts)
 

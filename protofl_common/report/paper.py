@@ -12,6 +12,7 @@ They are made from the files of finished runs, in the style of the page:
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from protofl_common.config.options import SettingsError
 from protofl_common.report import drawing as plot
 from protofl_common.report.charts import CLASS_COLOURS, drawn_rows, places_in_map
 from protofl_common.report.reading import Floats, Ints
+from protofl_common.runs.figures import results_in_common
 from protofl_common.runs.folder import RoundRow, RunFolder
 from protofl_common.runs.over_clients import evaluations, figures_of, in_percent
 
@@ -49,10 +51,13 @@ def curves(methods: Methods, what: str = "") -> plot.Drawing:
 
     The band is the standard deviation over the runs, where there are several. ``what`` is as in a
     table: ``head``, ``prototype``, ``head/auc``, …; for "" it is the head's accuracy where a run
-    has that, and the prototypes' otherwise. SettingsError for a run that lacks the figure.
+    has that, and the prototypes' otherwise; of several labels a sample it is ``head/auc``.
+    SettingsError for a run that lacks the figure.
     """
+    folders_of_method = _folders(methods)
+    what = what or _common_result(folders_of_method)
     measured: dict[str, list[dict[int, float]]] = {}
-    for name, folders in _folders(methods).items():
+    for name, folders in folders_of_method.items():
         measured[name] = [_means_of_rounds(folder, what) for folder in folders]
     rounds: set[int] = set()
     for runs in measured.values():
@@ -87,8 +92,10 @@ def boxes(methods: Methods, what: str = "") -> plot.Drawing:
     farthest client within one and a half times its length. Every client of every run is a point.
     ``what`` is as for `curves`; HiddenClients for a run of secure aggregation.
     """
+    folders_of_method = _folders(methods)
+    what = what or _common_result(folders_of_method)
     values: dict[str, list[float]] = {}  # method -> the figures of all clients of all its runs
-    for name, folders in _folders(methods).items():
+    for name, folders in folders_of_method.items():
         values[name] = []
         for folder in folders:
             values[name] += _figures_of_clients(folder, what)
@@ -242,3 +249,21 @@ def _figures_of_clients(folder: Path, what: str) -> list[float]:
 def _default_kind(row: RoundRow) -> str:
     """Return the way to predict that is drawn by default: the head where the run has one."""
     return "head" if "head" in row["accuracy"] else "prototype"
+
+
+def _common_result(folders_of_method: Mapping[str, Sequence[Path]]) -> str:
+    """Return the metric that is the result of all these runs, such as ``head/auc``.
+
+    "" if their result is the accuracy, or if it is not the same figure in all of them.
+    """
+    summaries = []
+    for folder in chain.from_iterable(folders_of_method.values()):
+        summary = RunFolder(folder).summary()
+        if summary is None:
+            return ""
+        summaries.append(summary)
+    names = {result.name for result in results_in_common(summaries)}
+    if len(names) != 1:
+        return ""
+    name = names.pop()
+    return "" if in_percent(name) else name

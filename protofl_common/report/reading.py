@@ -18,7 +18,6 @@ from protofl_common.config.lists import names_in
 from protofl_common.config.options import SettingsError
 from protofl_common.runs.figures import HIDDEN, compared
 from protofl_common.runs.folder import (
-    KINDS,
     SETTINGS,
     RoundRow,
     RunFolder,
@@ -26,6 +25,8 @@ from protofl_common.runs.folder import (
     baseline_folder,
 )
 from protofl_common.runs.over_clients import figures_of
+from protofl_common.tasks import Result, task_with
+from protofl_common.tasks.metrics import KINDS
 
 AUDIT = "audit.json"
 Floats = NDArray[np.float64]
@@ -90,12 +91,20 @@ class RecordedRun:
         for kind in reversed(KINDS):  # the head first, as in the run's result
             if kind in self.last_rows:
                 self.last_evaluation[kind] = self.last_rows[kind]
+        self.task = task_with(self.settings)
+        self.results: dict[str, Result] = {}  # way to predict -> the run's result by it
+        for kind in self.last_evaluation:
+            self.results[kind] = self.task.result_of(kind, self.last_rows)
         # the way to predict with the better last mean; "" without any
-        self.better_kind = max(
-            self.last_evaluation,
-            key=lambda kind: self.last_evaluation[kind]["accuracy"][kind]["mean"],
-            default="",
-        )
+        self.better_kind = max(self.results, key=self._last_mean, default="")
+
+    def last_result(self, kind: str) -> dict[str, float]:
+        """Return the run's last result by this way to predict, over the clients."""
+        name = self.results[kind].name
+        return dict(figures_of(self.last_rows[name])[name])
+
+    def _last_mean(self, kind: str) -> float:
+        return self.last_result(kind)["mean"]
 
     def _read_rows(self) -> None:
         """Read the rows of all rounds, one by one, and note what they have of the clients."""
@@ -138,8 +147,8 @@ class RecordedRun:
         return dict(sorted(domains.items())) if len(domains) > 1 else {}
 
     def evaluations(self, kind: str) -> list[RoundRow]:
-        """Return the rows with an accuracy of this way to predict."""
-        return [row for row in self.rows if kind in row["accuracy"]]
+        """Return the rows with a result by this way to predict."""
+        return [row for row in self.rows if self.results[kind].name in figures_of(row)]
 
     def class_name(self, label: int) -> str:
         """Return the name of a class, or its number where names are not known."""

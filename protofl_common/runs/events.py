@@ -5,7 +5,7 @@ of `protofl.run`. Under `flwr run` the ServerApp is a process of its own, which 
 """
 
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -15,7 +15,10 @@ from protofl_common.basics.text import human_bytes, human_seconds
 from protofl_common.config.options import key_of
 from protofl_common.config.python_names import allowed_modules
 from protofl_common.runs import figures
-from protofl_common.runs.folder import KINDS, RoundRow, Summary, Trouble
+from protofl_common.runs.folder import Accuracies, RoundRow, Summary, Trouble
+from protofl_common.runs.over_clients import in_percent
+from protofl_common.tasks import task_with
+from protofl_common.tasks.metrics import KINDS
 
 
 @dataclass(frozen=True)
@@ -124,6 +127,8 @@ class RoundDone(Event):
     """Until the run and its baselines are done, estimated from the last rounds."""
     algorithm: str = ""
     """Its title, where the run has baselines."""
+    task: str = "single-label"
+    """As the setting of this name."""
 
     def __str__(self) -> str:
         row = self.row
@@ -134,14 +139,9 @@ class RoundDone(Event):
         parts = [heading]
         if "total" in row["losses"]:
             parts.append(f"loss {row['losses']['total']:.3f}")
-        for kind, accuracy in row["accuracy"].items():
-            part = f"{kind} {_percent(accuracy['mean'])}"
-            if "worst-10%" in accuracy:
-                part += f" (worst {_percent(accuracy['worst-10%'])})"
-            parts.append(part)
-        for kind, accuracy in row.get("validation", {}).items():
-            if kind in KINDS:
-                parts.append(f"validation {kind} {_percent(accuracy['mean'])}")
+        parts += self._results({**row["accuracy"], **row.get("metrics", {})}, with_worst=True)
+        for result in self._results(row.get("validation", {}), with_worst=False):
+            parts.append(f"validation {result}")
         if "epsilon" in row:
             of_ledgers = figures.epsilon_of_ledgers(row)
             parts.append(figures.describe_epsilon(row["epsilon"], of_ledgers, row["epsilon-of"]))
@@ -151,6 +151,19 @@ class RoundDone(Event):
         taken = human_seconds(row["seconds"]["total"])
         parts.append(f"{taken}, {human_seconds(self.seconds_left)} to go")
         return "  ".join(parts)
+
+    def _results(self, measured: Accuracies, with_worst: bool) -> Iterator[str]:
+        """Say the result by each way to predict, from figures of test or of validation data."""
+        task = task_with({"task": self.task})
+        for kind in measured:
+            if kind not in KINDS:
+                continue
+            name = task.result_of(kind, measured).name
+            figures_of_result = measured[name]
+            text = f"{name} {_value(name, figures_of_result['mean'])}"
+            if with_worst and "worst-10%" in figures_of_result:
+                text += f" (worst {_value(name, figures_of_result['worst-10%'])})"
+            yield text
 
 
 @dataclass(frozen=True)
@@ -207,5 +220,5 @@ class Failed(Event):
         return self.traceback or f"\nprotofl: this run cannot go on\n{self.text}\n"
 
 
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f}%"
+def _value(name: str, value: float) -> str:
+    return f"{100 * value:.1f}%" if in_percent(name) else f"{value:.3f}"

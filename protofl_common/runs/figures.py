@@ -19,6 +19,7 @@ from rich.text import Text
 from tabulate import tabulate
 
 from protofl_common.basics.text import human_bytes, human_seconds, printable
+from protofl_common.config.lists import names_in
 from protofl_common.config.sections import PER_UNIT
 from protofl_common.runs.folder import (
     TROUBLE,
@@ -30,6 +31,8 @@ from protofl_common.runs.folder import (
     baseline_folder,
 )
 from protofl_common.runs.over_clients import in_percent
+from protofl_common.tasks import Result, task_with
+from protofl_common.tasks.metrics import BY_CLASS
 
 Figure = TypeVar("Figure")
 MEASURES = {
@@ -184,36 +187,101 @@ def accuracy_rows(
     best: Mapping[str, Best],
     validation: Accuracies,
     names: Iterable[str] = MEASURES,
+    says_right: str = "accuracy",
 ) -> list[list[str]]:
     """Return the rows of a table of accuracies: a name, the figures ``names``, and the best mean.
 
     There is a row for each way to predict, and below it one for the validation data, if there are
-    any; that one has no best mean.
+    any; that one has no best mean. Where the task calls the share of right predictions otherwise
+    (`Task.says_right`), the name of a row says so.
     """
     rows = []
     for kind, figures in accuracy.items():
+        name = kind if says_right == "accuracy" else f"{kind} ({says_right})"
         best_mean = short_best(best[kind]) if kind in best else "–"
-        rows.append([kind, *cells(figures, names), best_mean])
+        rows.append([name, *cells(figures, names), best_mean])
         if kind in validation:
-            rows.append([f"{kind}, validation", *cells(validation[kind], names), "–"])
+            rows.append([f"{name}, validation", *cells(validation[kind], names), "–"])
     return rows
 
 
-def metric_rows(metrics: Accuracies, digits: int) -> list[list[str]]:
+def metric_rows(metrics: Accuracies, digits: int, classes: Sequence[str] = ()) -> list[list[str]]:
     """Return the rows of a table of metrics: a name and the `MEASURES` over clients.
 
     Recalls of single classes and errors of AUCs are left out. Accuracies of new clients, which are
-    among the metrics, are shown in percent, all others with so many ``digits``.
+    among the metrics, are shown in percent, all others with so many ``digits``. ``classes`` are the
+    names of the classes, if they are known.
     """
     rows = []
-    for name, figures in metrics.items():
+    for name, figures in _with_classes_together(metrics).items():
         if "/recall/" in name or "/label-auc-error/" in name:
             continue
+        named = with_class_name(name, classes)
         if in_percent(name):
-            rows.append([name, *cells(figures)])
+            rows.append([named, *cells(figures)])
         else:
-            rows.append([name, *cells(figures, factor=1, digits=digits)])
+            rows.append([named, *cells(figures, factor=1, digits=digits)])
     return rows
+
+
+def _with_classes_together(metrics: Accuracies) -> Accuracies:
+    """Return the figures with those of single classes one after another, in the order of classes.
+
+    Clients that test different classes report them in another order.
+    """
+    places: dict[str, int] = {}  # name of a figure, without the number of a class -> its place
+    keys = {}
+    for name in metrics:
+        metric, _, number = name.rpartition("/")
+        if not number.isdecimal():
+            metric = name
+            number = "0"
+        keys[name] = (places.setdefault(metric, len(places)), int(number))
+    return {name: metrics[name] for name in sorted(metrics, key=keys.__getitem__)}
+
+
+def with_class_name(figure: str, classes: Sequence[str]) -> str:
+    """Add the name of the class to that of a figure of a single class.
+
+    ``head/label-auc/7`` becomes ``head/label-auc/7 (Effusion)``: the number stays, as ``--what``
+    and ``metrics.jsonl`` take it. Other figures, and classes without a name, stay as they are.
+    """
+    _, metric, number, *_ = [*figure.removeprefix("validation/").split("/"), "", ""]
+    if metric in BY_CLASS and number.isdecimal() and int(number) < len(classes):
+        return f"{figure} ({classes[int(number)]})"
+    return figure
+
+
+def results_of(run: Summary) -> dict[str, Result]:
+    """Return the figure that is the run's result, for each way to predict that it has."""
+    task = task_with(run["settings"])
+    measured = run.get("metrics", {})
+    return {kind: task.result_of(kind, measured) for kind in run["accuracy"]}
+
+
+def results_in_common(runs: Sequence[Summary]) -> list[Result]:
+    """Return for each of the runs the figure by which they are compared: its result.
+
+    It is by the head where a run has one. If the results are not all of one kind, as where a run
+    lacks the metric that another one has, all are compared by the share of right predictions.
+    """
+    kinds = ["head" if run["accuracy"].get("head") else "prototype" for run in runs]
+    results = []
+    for kind, run in zip(kinds, runs, strict=True):
+        results.append(task_with(run["settings"]).result_of(kind, run.get("metrics", {})))
+    if len({result.title for result in results}) > 1:
+        return [Result(kind, "accuracy") for kind in kinds]
+    return results
+
+
+def figures_in(run: Summary) -> Accuracies:
+    """Return a run's accuracies and metrics together."""
+    return {**run["accuracy"], **run.get("metrics", {})}
+
+
+def value_text(result: Result, value: float) -> str:
+    """Say a result: a share of right predictions in percent, a metric as it is."""
+    return f"{100 * value:.1f} %" if in_percent(result.name) else f"{value:.3f}"
 
 
 def short_best(best: Best) -> str:
@@ -249,18 +317,21 @@ def totals(rows: Sequence[RoundRow]) -> tuple[dict[str, int], dict[str, int], fl
     return sizes, lost, seconds
 
 
-def final_table(summary: Summary) -> Table:
+def final_table(summary: Summary, classes: Sequence[str] = ()) -> Table:
     """Return a run's final table: accuracies and metrics, and in the note what the run cost.
 
-    The note also says on which data the best round was chosen, and how many replies were lost.
+    If a metric is the run's result, it stands first. The note also says on which data the best
+    round was chosen, and how many replies were lost. ``classes`` are the names of the classes.
     """
     accuracy = summary["accuracy"]
     best = summary["best-accuracy"]
+    validation = summary.get("validation", {})
+    task = task_with(summary["settings"])
     notes = []
     # secure aggregation hides the clients' own accuracies, so nothing is known of their spread
     if any("std" not in values for values in accuracy.values()):
         notes.append(HIDDEN)
-    notes.append(f"best mean: test accuracy of the round {chosen(best.values())}")
+    notes.append(f"best mean: test {task.says_right} of the round {chosen(best.values())}")
 
     lost = []
     for kind, number in summary["trouble"].items():
@@ -281,10 +352,23 @@ def final_table(summary: Summary) -> Table:
     if summary.get("stopped-early"):
         title += ", stopped early"
 
-    heads = ("accuracy of", *MEASURES.values(), "best mean")
+    results: Accuracies = {}  # those that are metrics
+    others = dict(summary.get("metrics", {}))
+    for result in results_of(summary).values():
+        if result.name in others:
+            results[result.name] = others.pop(result.name)
+            if result.name in validation:
+                results[f"validation/{result.name}"] = validation[result.name]
+    metric = task.result_metric
+    if metric and not results and metric not in names_in(summary["settings"].get("metrics")):
+        notes.append(f"the {task.result_title} tells more: metrics={metric} has it measured")
+
+    name_of_rows = "accuracy of" if task.says_right == "accuracy" else ""
+    heads = (name_of_rows, *MEASURES.values(), "best mean")
     rows = [
-        *accuracy_rows(accuracy, best, summary.get("validation", {})),
-        *metric_rows(summary.get("metrics", {}), 3),
+        *metric_rows(results, 3),
+        *accuracy_rows(accuracy, best, validation, says_right=task.says_right),
+        *metric_rows(others, 3, classes),
     ]
     return Table(heads, rows, "\n".join(notes), title)
 
@@ -310,10 +394,8 @@ def audit_table(findings: Sequence[dict[str, Any]]) -> Table:
 
 
 # -- a run beside its baselines (the setting ``baselines``): what prototypes gained, and their cost
-COMPARED_HEADS = ("", "accuracy", "against alone", "worst 10 %", "exchanged", "models")
-COMPARED_NOTE = (
-    "Mean test accuracy over the clients, after the last round; the same clients and data."
-)
+COMPARED_HEADS = ("against alone", "worst 10 %", "exchanged", "models")
+COMPARED_NOTE = "Mean test {} over the clients, after the last round; the same clients and data."
 OTHER_NETWORKS = "other networks"
 NOT_KNOWN = "not known"  # where secure aggregation has hidden the single sites
 NETWORKS_NOTE = (
@@ -378,7 +460,11 @@ def harmed(runs: Sequence[Summary]) -> str:
                 worse += by_head(accuracy) < by_head(accuracy_alone)
         if compared_clients:
             texts.append(f"{run['algorithm']} {worse} of {compared_clients}")
-    return f" Clients worse off than alone: {', '.join(texts)}." if texts else ""
+    if not texts:
+        return ""
+    says_right = task_with(alone["settings"]).says_right
+    by = "" if says_right == "accuracy" else f" by {says_right}"
+    return f" Clients worse off than alone{by}: {', '.join(texts)}."
 
 
 def counted(names: Iterable[str]) -> str:
@@ -389,8 +475,9 @@ def counted(names: Iterable[str]) -> str:
 def sentence(runs: Sequence[Summary]) -> str:
     """Say in a line how good each run is, and how much the last one exchanged.
 
-    For example "alone 36.1 %, FedProto 73.4 %; 96 MB exchanged". The accuracy is the head's, if
-    there is one; that of prototypes is added if it is more than a percentage point higher.
+    For example "alone 36.1 %, FedProto 73.4 %; 96 MB exchanged", or "FedProto AUC 0.735; …" where
+    the AUC is the result. The figure is the head's, if there is one; that of prototypes is added if
+    it is higher by more than 0.01, or a percentage point.
     """
     texts = []
     for run in runs:
@@ -399,10 +486,16 @@ def sentence(runs: Sequence[Summary]) -> str:
         if architectures > 1:
             name += f" over {architectures} architectures"
 
-        percent = {kind: 100 * figures["mean"] for kind, figures in run["accuracy"].items()}
-        text = f"{name} {by_head(percent):.1f} %"
-        if percent.get("prototype", 0.0) > by_head(percent) + 1:
-            text += f" by its head, {percent['prototype']:.1f} % by prototypes"
+        results = results_of(run)
+        means = {}
+        for kind, result in results.items():
+            means[kind] = figures_in(run)[result.name]["mean"]
+        result = by_head(results)
+        title = "" if result.title == "accuracy" else f"{result.title} "
+        text = f"{name} {title}{value_text(result, by_head(means))}"
+        if 100 * means.get("prototype", 0.0) > 100 * by_head(means) + 1:
+            by_prototypes = value_text(results["prototype"], means["prototype"])
+            text += f" by its head, {by_prototypes} by prototypes"
         texts.append(text)
     exchanged = human_bytes(sum(runs[-1]["bytes"].values()))
     return f"{', '.join(texts)}; {exchanged} exchanged"
@@ -414,25 +507,35 @@ def side_by_side(runs: Sequence[Summary]) -> Table:
     The gain is given only where clients have the same networks as alone.
     """
     alone = next((run for run in runs if is_alone(run)), None)
+    results = results_in_common(runs)
+    mean_alone = math.nan
+    for run, result in zip(runs, results, strict=True):
+        if run is alone:
+            mean_alone = figures_in(run)[result.name]["mean"]
     rows = []
-    for run in runs:
-        figures = {name: 100 * share for name, share in by_head(run["accuracy"]).items()}
+    for run, result in zip(runs, results, strict=True):
+        figures = figures_in(run)[result.name]
         gain = "–"
         if alone is not None and not is_alone(run):
             gain = OTHER_NETWORKS
             if networks(run) == networks(alone):
-                gain = f"{figures['mean'] - 100 * by_head(alone['accuracy'])['mean']:+.1f} points"
+                difference = figures["mean"] - mean_alone
+                is_share = in_percent(result.name)
+                gain = f"{100 * difference:+.1f} points" if is_share else f"{difference:+.3f}"
         worst = NOT_KNOWN
         if "worst-10%" in figures:
-            worst = f"{figures['worst-10%']:.1f} %"
+            worst = value_text(result, figures["worst-10%"])
+        mean = value_text(result, figures["mean"])
         exchanged = human_bytes(sum(run["bytes"].values()))
         models = counted(networks(run).values())
-        rows.append([run["algorithm"], f"{figures['mean']:.1f} %", gain, worst, exchanged, models])
+        rows.append([run["algorithm"], mean, gain, worst, exchanged, models])
 
-    note = COMPARED_NOTE
+    title = results[-1].title
+    note = COMPARED_NOTE.format(title)
     if any(OTHER_NETWORKS in row for row in rows):
         note += NETWORKS_NOTE
     if any(NOT_KNOWN in row for row in rows):
         note += f" {HIDDEN}"
     words = (0, 5)  # the columns of the algorithm and of its models
-    return Table(COMPARED_HEADS, rows, note + harmed(runs), "side by side", words=words)
+    heads = ("", title, *COMPARED_HEADS)
+    return Table(heads, rows, note + harmed(runs), "side by side", words=words)

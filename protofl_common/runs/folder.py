@@ -35,9 +35,8 @@ BEST = "best.safetensors"  # a client's model of the best round, where asked for
 MOST_NUMBERS = 2**24  # of an input, that a model's card may ask for
 FORMAT = 1  # of the four files; raise it when today's reader would misread what is written then
 
-KINDS = ("prototype", "head")  # ways to predict, of which a run may have both
 Accuracies = dict[str, dict[str, float]]
-"""One of `KINDS`, ``head/auc``, … -> mean, weighted, worst-10%, std over the clients, in [0, 1].
+"""A way to predict, ``head/auc``, … -> mean, weighted, worst-10%, std over the clients, in [0, 1].
 
 On test data; under ``validation`` accuracies and metrics together, on the clients' validation data.
 With secure aggregation ``mean`` is that over all samples of all clients, like ``weighted``, and

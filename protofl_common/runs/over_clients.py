@@ -9,13 +9,13 @@ from protofl_common.config.lists import names_in
 from protofl_common.runs.folder import (
     DROPPED,
     FEW_TESTED,
-    KINDS,
     NEW,
     Best,
     ClientRow,
     RoundRow,
     Sites,
 )
+from protofl_common.tasks.metrics import KINDS
 
 COLLAPSE = 0.15
 """A fall of accuracy, from the best round to the end, beyond the noise of 150 test samples."""
@@ -185,7 +185,7 @@ def in_percent(name: str) -> bool:
 
 
 def data_warnings(sites: Sites) -> Iterator[str]:
-    """Yield a warning if classes are trained on, but tested nowhere.
+    """Yield a warning if classes are trained on, but tested nowhere, or not trained on at all.
 
     Only sites that tell how many samples of each class they have are looked at.
     """
@@ -193,12 +193,17 @@ def data_warnings(sites: Sites) -> Iterator[str]:
     trained = _sums(facts["train-classes"] for facts in counted)
     tested = _sums(facts["test-classes"] for facts in counted)
     untested = []
+    untrained = []
     # if no site tells its numbers, ``trained`` and ``tested`` are empty, and ``classes`` is not
     for name, train, test in zip(sites.get("classes", []), trained, tested, strict=False):
         if train and not test:
             untested.append(name)
+        if not train:
+            untrained.append(name)
     if untested:
         yield f"trained on, but tested nowhere: {', '.join(untested)}"
+    if untrained and len(counted) == len(sites["sites"]):
+        yield f"no client has training samples of: {', '.join(untrained)}"
 
 
 def _sums(counts: Iterable[Sequence[int]]) -> list[int]:
@@ -207,18 +212,19 @@ def _sums(counts: Iterable[Sequence[int]]) -> list[int]:
 
 
 def outcome_warnings(
-    rows: Sequence[RoundRow], final: RoundRow, sites: Sites, metrics: str = ""
+    rows: Sequence[RoundRow], final: RoundRow, sites: Sites, metrics: str = "", least: int = 1
 ) -> Iterator[str]:
     """Yield warnings of what makes a finished run's figures doubtful.
 
-    ``final`` is the row of the final evaluation, ``metrics`` the run's setting.
+    ``final`` is the row of the final evaluation, ``metrics`` the run's setting, and ``least`` its
+    setting ``min-class-samples``.
     """
     tested = [site for site, client in final["clients"].items() if client["accuracy"]]
     yield from _idle_rounds(rows)
     yield from _lost_replies(rows)
     yield from _missing_accuracies(final, tested)
     yield from _missing_metrics(final, tested, metrics)
-    yield from _untested_labels(final, sites, metrics)
+    yield from _untested_labels(final, sites, metrics, least)
     yield from _collapses(rows, final)
     yield from _guesses(final, tested, sites)
 
@@ -271,7 +277,7 @@ def _missing_metrics(final: RoundRow, tested: Sequence[str], wanted: str) -> Ite
             yield f"no {metric} of {', '.join(without)} ({FEW_TESTED})"
 
 
-def _untested_labels(final: RoundRow, sites: Sites, wanted: str) -> Iterator[str]:
+def _untested_labels(final: RoundRow, sites: Sites, wanted: str, least: int) -> Iterator[str]:
     """Warn of labels without an AUC, where ``wanted`` asks for the AUC of each label.
 
     A label is two classes: 2 l of the samples without it and 2 l + 1 of those with it. Its AUC has
@@ -287,6 +293,8 @@ def _untested_labels(final: RoundRow, sites: Sites, wanted: str) -> Iterator[str
             untested.append(name)
     if untested:
         why = "its test samples all have it, or all lack it"
+        if least > 1:
+            why += f", or too few of them do (min-class-samples = {least})"
         yield f"no client can test the labels {', '.join(untested)}: {why}"
 
 

@@ -5,7 +5,7 @@ head. A label is one entry of ``labels``, whatever its shape; a class is a whole
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -17,6 +17,16 @@ if TYPE_CHECKING:  # data are divided without PyTorch
     from torch import Tensor
 
 UNLABELLED = -1  # a label that is not known
+
+
+@dataclass(frozen=True)
+class Result:
+    """The figure that says how well a run predicts, by one way to predict."""
+
+    name: str
+    """As in a report: ``head``, or ``head/auc``."""
+    title: str
+    """What it is, for people: "accuracy", or "AUC"."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +45,12 @@ class Task(ABC):
     """Names that stand for one figure of each class, as ``recall`` for ``recall/3``."""
     usual_metric: ClassVar[str]
     """The one that simulated clients add where classes are uneven."""
+    says_right: ClassVar[str] = "accuracy"
+    """What the share of right predictions is called, for people."""
+    result_metric: ClassVar[str] = ""
+    """The metric that tells more than the share of right predictions; "" if none does."""
+    result_title: ClassVar[str] = ""
+    """What ``result_metric`` is called, for people."""
 
     classes: tuple[str, ...]
     """Names, in label order."""
@@ -54,6 +70,11 @@ class Task(ABC):
     def class_names(self) -> tuple[str, ...]:
         """C names."""
         return self.classes
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """O names of a head's outputs in files: of a class its number, which is its label there."""
+        return tuple(str(number) for number in range(self.num_outputs))
 
     @property
     def strata_names(self) -> tuple[str, ...]:
@@ -162,10 +183,10 @@ class Task(ABC):
         """Return how likely each prediction is, by these scores."""
 
     @abstractmethod
-    def of_each(self, scores_NO: "Tensor") -> list[dict[str, float]]:
+    def of_each(self, scores_NO: "Tensor") -> list[dict[str, float | None]]:
         """Return for each sample the probability of every label, by the label's name.
 
-        The dictionaries are empty where a sample has a single label.
+        It is None for an infinite score. The dictionaries are empty where a sample has one label.
         """
 
     @abstractmethod
@@ -212,6 +233,18 @@ class Task(ABC):
     def metric_choices(cls) -> tuple[str, ...]:
         """Return the names that the setting ``metrics`` may have, but for functions."""
         return (*cls.metrics, *cls.metrics_by_class)
+
+    @classmethod
+    def result_of(cls, kind: str, measured: Container[str]) -> Result:
+        """Return the figure that says how well a run predicts by ``kind``, one of `KINDS`.
+
+        Everybody who shows a run's result asks here. It is the task's ``result_metric`` if that is
+        among the ``measured`` metrics, such as ``head/auc``; else the share of right predictions.
+        """
+        name = f"{kind}/{cls.result_metric}"
+        if cls.result_metric and name in measured:
+            return Result(name, cls.result_title)
+        return Result(kind, cls.says_right)
 
     def figure_names(self, names: Iterable[str]) -> set[str]:
         """Return all that a report may hold for these metrics: ``head/auc``, ``head/recall/3``."""

@@ -19,11 +19,12 @@ from protofl_common.config.lists import names_in
 from protofl_common.config.options import SettingsError
 from protofl_common.config.python_names import is_python_name, load
 from protofl_common.config.sections import FEWEST_TESTED
-from protofl_common.runs.folder import KINDS
 
 Scores = NDArray[np.float64]
 Labels = NDArray[np.int64]
 Metric = Callable[[Scores, Labels], float]
+
+KINDS = ("prototype", "head")  # ways to predict, of which a run may have both
 
 
 def recalls(scores_NC: Scores, labels_N: Labels) -> dict[str, float]:

@@ -42,6 +42,9 @@ class MultiLabel(Task):
     metrics = LABEL_METRICS
     metrics_by_class = (LABEL_AUC, LABEL_AUC_ERROR)
     usual_metric = "auc"
+    says_right = "exact match"
+    result_metric = "auc"
+    result_title = "AUC"
 
     @property
     def num_classes(self) -> int:
@@ -57,6 +60,10 @@ class MultiLabel(Task):
         for name in self.classes:
             names += [f"no {name}", name]  # classes 2 l and 2 l + 1
         return tuple(names)
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        return self.classes
 
     @property
     def strata_names(self) -> tuple[str, ...]:
@@ -150,9 +157,15 @@ class MultiLabel(Task):
         likely_NL = scores_NO.sigmoid()
         return likely_NL.where(predicted == 1, 1 - likely_NL).amin(1)
 
-    def of_each(self, scores_NO: "Tensor") -> list[dict[str, float]]:
-        rows = scores_NO.sigmoid().tolist()
-        return [dict(zip(self.classes, row, strict=True)) for row in rows]
+    def of_each(self, scores_NO: "Tensor") -> list[dict[str, float | None]]:
+        samples: list[dict[str, float | None]] = []
+        is_known_NO = scores_NO.isfinite().tolist()
+        for values, are_known in zip(scores_NO.sigmoid().tolist(), is_known_NO, strict=True):
+            probabilities: dict[str, float | None] = {}
+            for name, value, is_known in zip(self.classes, values, are_known, strict=True):
+                probabilities[name] = value if is_known else None
+            samples.append(probabilities)
+        return samples
 
     def temperature(self, scores_NO: "Tensor", labels: "Tensor") -> float:
         """Return the T for which `loss` of scores / T is least, of 161 tried; O = L.

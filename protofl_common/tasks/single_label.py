@@ -88,7 +88,7 @@ class SingleLabel(Task):
     def probabilities(self, scores_NO: "Tensor", predicted: "Tensor") -> "Tensor":
         return scores_NO.softmax(1).gather(1, predicted[:, None])[:, 0]
 
-    def of_each(self, scores_NO: "Tensor") -> list[dict[str, float]]:
+    def of_each(self, scores_NO: "Tensor") -> list[dict[str, float | None]]:
         return [{} for _ in scores_NO]
 
     def temperature(self, scores_NO: "Tensor", labels: "Tensor") -> float:

@@ -4,6 +4,7 @@ It predicts by its head or by prototypes, and can be exported as ONNX.
 """
 
 import json
+import math
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -23,7 +24,8 @@ from protofl_common.data.objects import inputs_for
 from protofl_common.data.raw import Inputs, filled, normalised
 from protofl_common.maths.prototypes import distances, unknown_above
 from protofl_common.models.trained import TrainedModel
-from protofl_common.runs.folder import CARD, KINDS, WEIGHTS
+from protofl_common.runs.folder import CARD, WEIGHTS
+from protofl_common.tasks.metrics import KINDS, LARGEST_SCORE
 from protofl_common.tools import UNKNOWN_SHARE
 
 ONNX = "model.onnx"
@@ -40,7 +42,8 @@ class Prediction:
     nearest: str | None = None  # What the nearest prototypes predict; the head need not agree
     distance: float | None = None  # From the nearest of all prototypes
     unknown: bool = False  # Farther from every prototype than nearly all samples of the site are
-    probabilities: dict[str, float] = field(default_factory=dict)  # Of each of several labels
+    # Of each of several labels; None where it is not known, for lack of prototypes of the label
+    probabilities: dict[str, float | None] = field(default_factory=dict)
 
 
 Outputs = tuple[dict[str, Tensor], Tensor | None]
@@ -144,7 +147,8 @@ class Predictor:
 
         For "head" they are its logits, for "prototype" −d²/T, with d the distance from the nearest
         prototype of the class and T the card's temperature; −∞ for a class without prototypes.
-        For a task of L labels they are [N, L], above 0 where the label is predicted.
+        For a task of L labels they are [N, L], above 0 where the label is predicted, and ±∞ where
+        there are no prototypes of the samples with the label, or of those without it.
         """
         batches = [self._outputs(batch)[0] for batch in self._batches(inputs, batch_size)]
         return {name: torch.cat([scores[name] for scores in batches]) for name in self.inferences}
@@ -178,8 +182,10 @@ class Predictor:
         if prototypes is None:
             return scores, None
         distances_NP = distances(features_ND, prototypes, self.card.similarity).cpu()
-        scores_NC = self.card.task.scores(distances_NP, prototypes.labels.cpu())
-        scores["prototype"] = scores_NC / self.card.temperature
+        scores_NO = self.card.task.scores(distances_NP, prototypes.labels.cpu())
+        is_finite_NO = scores_NO.abs() < LARGEST_SCORE
+        infinite_NO = scores_NO.sign() * math.inf
+        scores["prototype"] = (scores_NO / self.card.temperature).where(is_finite_NO, infinite_NO)
         return scores, distances_NP
 
     def values(self, inputs: Inputs) -> Tensor:

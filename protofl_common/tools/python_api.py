@@ -24,10 +24,9 @@ from pyarrow import parquet
 
 from protofl_common.algorithms.base import Hparams
 from protofl_common.basics.files import cache_folder, replacing
-from protofl_common.basics.text import printable
 from protofl_common.config.options import Scalar, SettingsError, flatten
 from protofl_common.data.door import as_array
-from protofl_common.data.objects import TAKEN, as_arrays, is_frame
+from protofl_common.data.objects import TAKEN, as_arrays, is_frame, joined_frames
 from protofl_common.data.raw import DataError
 from protofl_common.data.store import cached, data_key, open_data
 from protofl_common.data.table import arrow_of
@@ -288,18 +287,13 @@ def _as_file(data: Any) -> tuple[bytes, str]:
     buffer = BytesIO()
     is_pair = isinstance(data, (tuple, list)) and len(data) == 2
     if is_pair and is_frame(data[0]):
-        frame, labels = data
-        if len(labels) != len(frame):
-            raise DataError(f"data: {len(labels)} labels; there are {len(frame)} inputs")
-        data = frame.assign(label=list(labels))
+        data = joined_frames(*data)
     if is_frame(data):
         parquet.write_table(arrow_of(data, "data"), buffer)
         return buffer.getvalue(), ".parquet"
 
-    given = as_arrays(data)
-    _check_same_columns(given)
     arrays = {}
-    for name, value in given.items():
+    for name, value in as_arrays(data).items():
         are_inputs = name == "inputs" or name.startswith("x_")
         array = as_array(value, f"data: {name}", are_names=not are_inputs)
         if array.dtype.kind not in "biufU":  # NumPy's letters for truth values, numbers and texts
@@ -307,18 +301,3 @@ def _as_file(data: Any) -> tuple[bytes, str]:
         arrays[name] = array
     np.savez(buffer, **arrays)  # type: ignore[arg-type]
     return buffer.getvalue(), ".npz"
-
-
-def _check_same_columns(arrays: dict[str, Any]) -> None:
-    """Raise DataError for data frames ``x_train``, ``x_test``, … that differ in their columns.
-
-    As arrays they would be joined by the order of their columns, not by their names.
-    """
-    columns = {}
-    for name, value in arrays.items():
-        if name.startswith("x_") and is_frame(value):
-            columns[name] = ", ".join(map(str, value.columns))
-    for name, names in columns.items():
-        if names != columns.get("x_train", names):
-            differ = f"{name} has the columns {printable(names, 200)}; x_train has others"
-            raise DataError(f"data: {differ}, or in another order")

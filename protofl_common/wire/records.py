@@ -13,8 +13,9 @@ from flwr.app import Array, ConfigRecord, MetricRecord, RecordDict
 
 from protofl_common.basics.run_history import RunHistory
 from protofl_common.basics.text import is_plain_name, is_short_and_printable, is_site_name
-from protofl_common.runs.folder import KINDS, BestRound
+from protofl_common.runs.folder import BestRound
 from protofl_common.tasks import TASKS, Task, task_of
+from protofl_common.tasks.metrics import KINDS
 from protofl_common.wire.schema import RefusedMessage
 
 _MOST_CLAIMED = 10**15  # samples on a card; int64 takes the sum of thousands of such claims

@@ -21,7 +21,6 @@ from protofl_common.experiment.settings import to_run_config
 from protofl_common.privacy.sums import Means
 from protofl_common.runs.figures import epsilon_of_ledgers, totals
 from protofl_common.runs.folder import (
-    KINDS,
     METRICS,
     NEW,
     SUMMARY,
@@ -33,6 +32,7 @@ from protofl_common.runs.folder import (
     Summary,
 )
 from protofl_common.runs.over_clients import best_of, outcome_warnings, over_clients
+from protofl_common.tasks.metrics import KINDS
 from protofl_common.wire.records import Report
 from protofl_common.wire.schema import vectors_in
 from server_app.callbacks.base import ActiveRun, Callback
@@ -228,7 +228,13 @@ def _summary(run: ActiveRun, final: RoundRow, own_code: dict[str, str]) -> Summa
         "trouble": lost_replies,
         "bounded": in_order(bounded),
         "warnings": list(
-            outcome_warnings(run.rows, final, run.files.sites(), settings.run.metrics)
+            outcome_warnings(
+                run.rows,
+                final,
+                run.files.sites(),
+                settings.run.metrics,
+                settings.privacy.min_class_samples,
+            )
         ),
         "void-rounds": sum(row["void"] for row in rounds),
         "resumed-after-rounds": [last for _, last in run.start.run_history.earlier],

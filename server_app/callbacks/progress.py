@@ -105,14 +105,15 @@ class Progress(Callback):
         if result.final:
             return
 
-        rounds = run.settings.run.rounds
+        settings = run.settings
+        rounds = settings.run.rounds
         rounds_left = rounds - result.number + run.job.runs_later * rounds  # with baselines
         recent = [past["seconds"]["total"] for past in run.rows[-RECENT:]]
         seconds_left = sum(recent) / len(recent) * rounds_left
-        is_one_of_several = run.settings.baselines or run.job.baseline
+        is_one_of_several = settings.baselines or run.job.baseline
         algorithm = run.strategy.row.title if is_one_of_several else ""
         # the run's own row is safe from what a listener changes
-        emit(RoundDone(deepcopy(row), rounds, seconds_left, algorithm))
+        emit(RoundDone(deepcopy(row), rounds, seconds_left, algorithm, settings.data.task))
 
     def on_end(self, run: ActiveRun, row: RoundRow, result: RoundResult) -> None:
         """Show the run's final figures, and warn of what makes them doubtful.
@@ -122,7 +123,8 @@ class Progress(Callback):
         summary = run.files.finished_summary()
         prefix = f"{run.strategy.row.title}: " if run.job.baseline else ""
         if not run.job.baseline:
-            say(figures.final_table(summary).as_text())
+            classes = run.files.sites().get("classes", [])
+            say(figures.final_table(summary, classes).as_text())
         for doubt in summary.get("warnings", []):
             emit(Warned(f"{prefix}{doubt}"))
 

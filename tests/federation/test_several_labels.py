@@ -1,6 +1,7 @@
 """Several labels a sample: read from each form of data, learned in simulation, or refused."""
 
 import csv
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,17 @@ from safetensors.torch import load_file
 
 from protofl_common.config.options import SettingsError
 from protofl_common.data import DataError, check_data_settings
+from protofl_common.data.objects import as_arrays, joined_frames
 from protofl_common.data.store import open_data
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.settings import Settings
 from protofl_common.report.page import write_report
+from protofl_common.runs.figures import final_table, sentence
+from protofl_common.runs.folder import RunFolder
 from protofl_common.tasks import MultiLabel
 from protofl_common.tools.cli import main
 from protofl_common.tools.inference import Predictor
+from tests.support.commands import cells_of, output, told
 from tests.support.harness import run_config, run_federation
 
 NAMES = "Mass,Effusion,Cough"
@@ -169,6 +174,7 @@ def test_images_are_listed_with_the_names_of_their_findings(tmp_path: Path) -> N
     ("a,b", ["1,1"], {}, "names no column; its columns: a, b"),
     ("a,Mass", ["1,", "2,1"], {}, "line 2: no label of it is known .1 of 2 samples."),
     ("a,Mass", ["1,1"], {"label_map": "Tumour=Mass"}, "the data have no column 'Tumour'"),
+    ("mass,Cough", ["1,1"], {}, 'label .Mass.; drop it, or set label-map="mass=Mass" if it has'),
     ("a,Mass", ["1,1"], {"label_map": "Mass=Masses"}, "'Masses', which is none of classes"),
     ("a,Mass", ["1,1"], {"label_map": "Mass"}, "'Mass' must be NAME=LABEL"),
     ("a,Mass", ["1,1"], {"classes": "Mass,Mass"}, "must be different names"),
@@ -178,13 +184,81 @@ def test_images_are_listed_with_the_names_of_their_findings(tmp_path: Path) -> N
     ("a,labels", ["1,Mass;Lump", "2,Mass", "3,Lump"], {"classes": ""}, "'Mass;Lump' joins other"),
     ("a,labels", ["1,Mass", "2,mass", "3,Lump"], {"classes": ""}, "is also written in other"),
     ("a,labels", ["1,Mass|no finding", "2,Lump"], {"classes": ""}, "line 2 has .*: a finding, and"),
-    ("a,Mass,effusion", ["1,1,0"], {}, "label 'Effusion' is called 'effusion' there"),
+    ("a,Mass,effusion", ["1,1,0"], {}, 'label .Effusion.; drop it, or set label-map="effusion=Eff'),
+    ("a,Mass,effusion", ["1,1,0"], {"columns": "a"}, "'effusion' would be left out, and is called"),
+    ("a,Mass,E_ffusion", ["1,1,0"], {}, "'E_ffusion' would be an input, and is called as"),
+    ("a,labels", ["1,Mass", "2,mass|Lump"], {}, 'label-map="Lump=,mass=Mass" reads those of other'),
+    ("a,labels", ['1,"Mass,Cough"'], {}, "separate the names of several labels by [|]"),
+    ("a,labels", ['1,"a, b"', "2,Mass"], {}, """label-map=' "a, b="' leaves out all that are"""),
+    ("a,labels", ["1,No Finding"], {}, "no sample has a label of Mass, Effusion, Cough"),
+    ("a,split", ["1,1"], {"classes": "split,Mass"}, "'split' would be a label, and the split of"),
 ])  # fmt: skip
 def test_bad_labels_are_named(
     header: str, rows: list[str], changes: dict[str, Any], why: str, tmp_path: Path
 ) -> None:
     with pytest.raises((DataError, SettingsError), match=why):
         labels_in(tmp_path, table_in(tmp_path, header, *rows), **changes)
+
+
+def test_a_column_that_is_neither_label_nor_input_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What the user drops is not: its owner knows of it. Doctor and site check name the inputs."""
+    table = table_in(tmp_path, "a,b,c,Mass,Hernia", "1,2,3,1,0", "2,3,4,0,1")
+    chosen = {"columns": "a,b", "drop": "b", "label_map": "Hernia="}
+    labels_in(tmp_path, table, **chosen)
+    assert "left out the columns c, Hernia\n" in capsys.readouterr().err
+
+    words = ["task=multi-label", "dataset=arrays", f"data-dir={table}", f"classes={NAMES}"]
+    cache = f"cache-dir={tmp_path / 'other'}"
+    said = output(capsys, "doctor", *words, cache, "partition=iid", "models=mlp-1", status=1).out
+    assert "inputs: the columns a, b, c, Hernia\n" in said
+
+    from PIL import Image
+
+    Image.new("RGB", (8, 8)).save(tmp_path / "x.png")
+    images = table_in(tmp_path, "file,client,Mass,Fluid,Age", "x.png,ann,1,0,70")
+    labels_in(tmp_path, images, dataset="manifest", label_map="Fluid=")
+    assert "left out the columns Fluid, Age\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("drop", ["", "Mass"])
+def test_an_input_that_copies_a_label_is_named(
+    drop: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is refused if it has the label's name, and named if it has the label's values.
+
+    Beside a column of names, ``labels``, a column for a single label would be an input.
+    """
+    joined = table_in(
+        tmp_path, "a,labels,Mass,seen", "1,Mass,1,2", "5,No Finding,0,4", "5,Mass,1,2"
+    )
+    if not drop:
+        with pytest.raises(DataError, match="'Mass' would be an input, and is called as the label"):
+            labels_in(tmp_path, joined)
+        return
+    labels_in(tmp_path, joined, drop=drop)
+    assert "column 'seen' says the label 'Mass' in other words" in capsys.readouterr().err
+
+
+def test_the_columns_of_a_data_frame_name_the_labels() -> None:
+    """They may come beside the inputs, as a data frame of their own, in any order."""
+    pandas = pytest.importorskip("pandas")
+    labels = pandas.DataFrame({"Cough": [1, 0], "Mass": [0, 1]})
+    arrays = as_arrays((np.eye(2), labels))
+    assert arrays["classes"] == ["Cough", "Mass"]
+
+    inputs = pandas.DataFrame({"a": [1.0, 2.0]})
+    assert list(joined_frames(inputs, labels).columns) == ["a", "Cough", "Mass"]
+    assert list(joined_frames(inputs, labels[["Mass"]])["label"]) == [0, 1]
+    with pytest.raises(DataError, match="inputs and labels both have the columns a"):
+        joined_frames(inputs, labels.rename(columns={"Mass": "a"}))
+    with pytest.raises(DataError, match="1 labels; there are 2 inputs"):
+        joined_frames(inputs, labels[:1])
+
+    other_order = labels[["Mass", "Cough"]]
+    with pytest.raises(DataError, match="y_train has the columns Cough, Mass; y_test has Mass, Co"):
+        as_arrays((np.eye(2), labels, np.eye(2), other_order))
 
 
 def test_hugging_face_lists_the_labels_of_each_sample(tmp_path: Path) -> None:
@@ -203,6 +277,11 @@ def test_hugging_face_lists_the_labels_of_each_sample(tmp_path: Path) -> None:
     for name in ("named", "texts"):
         read = labels_in(tmp_path, tmp_path, dataset=f"hf:{name}", label_map="Fluid=Effusion")
         assert read == [[0, 0, 1], [0, 0, 0], [1, 1, 0]]
+
+    by_name["labels"][1] = None
+    datasets.Dataset.from_dict(by_name).save_to_disk(tmp_path / "gap")
+    with pytest.raises(DataError, match="sample 1 has the labels None; write 'No Finding'"):
+        labels_in(tmp_path, tmp_path, dataset="hf:gap")
 
 
 # -- figures
@@ -250,6 +329,92 @@ def test_a_label_that_nobody_tests_is_named(tmp_path: Path) -> None:
     reach = 1.96 * error_of_mean
     assert f"{mean - reach:.3f} … {min(1, mean + reach):.3f}" in table
     assert "nobody" in table
+
+
+def test_the_auc_is_what_a_reader_sees_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exact match stands below it. A label's figure has its name beside the number."""
+    monkeypatch.setenv("COLUMNS", "300")
+    config = config_of(
+        tmp_path, arrays_in(tmp_path), algo="fedproto", rounds=2, metrics="label-auc"
+    )
+    outcome = run_federation(config, clients=3)
+    mean = outcome.summary["metrics"]["head/auc"]["mean"]
+    classes = RunFolder(outcome.folder).sites()["classes"]
+
+    assert re.search(
+        "round 1/2  loss 0.[0-9]+  head/auc 0.", (outcome.folder / "run.log").read_text()
+    )
+    names = [row[0] for row in final_table(outcome.summary, classes).rows]
+    assert names[:4] == [
+        "prototype/auc",
+        "head/auc",
+        "prototype (exact match)",
+        "head (exact match)",
+    ]
+    assert "head/label-auc/3 (Effusion)" in names
+    assert sentence([outcome.summary]).startswith(f"FedProto AUC {mean:.3f} by its head")
+
+    rows = cells_of(output(capsys, "compare", outcome.folder).out)
+    names = [row[0] for row in rows]
+    assert [name for name in names if name.endswith(": mean")][:2] == [
+        "prototype/auc: mean",
+        "head/auc: mean",
+    ]
+    assert ["head/auc: mean", f"{mean:.4f}"] in rows
+    (group,) = told(capsys, "compare", str(outcome.folder))["groups"]
+    assert (group["figure"], group["mean"]) == ("final head/auc", mean)
+    compared = output(capsys, "compare", outcome.folder, "--what", "head/label-auc/3").out
+    assert "final head/label-auc/3 (Effusion)" in " ".join(compared.split())
+
+    page = write_report(outcome.folder).read_text(encoding="utf-8")
+    assert page.index(f"<b>{mean:.3f}</b><span>mean AUC by each model") < page.index("exact match")
+
+
+def test_without_an_auc_the_result_is_exact_match_and_says_how_to_get_one(tmp_path: Path) -> None:
+    """Secure aggregation measures what is asked for alone."""
+    config = config_of(tmp_path, arrays_in(tmp_path), algo="fedproto", rounds=2, secagg=True)
+    outcome = run_federation(config, clients=3)
+    table = final_table(outcome.summary)
+    assert {row[0] for row in table.rows} == {"prototype (exact match)", "head (exact match)"}
+    assert "the AUC tells more: metrics=auc has it measured" in table.note
+    assert sentence([outcome.summary]).startswith("FedProto exact match ")
+
+
+def test_predictions_of_a_run_name_the_labels(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A label that nobody knows has no prototypes, so nothing is said of it by these.
+
+    Figures that need one label a sample are refused before anything is written.
+    """
+    inputs, labels = several()
+    labels[:, 2] = np.nan  # Cough
+    labels[np.isnan(labels).all(1), 0] = 0
+    np.savez(tmp_path / "two.npz", inputs=inputs, labels=labels)
+    config = config_of(tmp_path, tmp_path / "two.npz", algo="fedproto", rounds=2)
+    folder = run_federation(config, clients=2).folder
+    warned = "no client has training samples of: no Cough, Cough"
+    assert warned in (folder / "run.log").read_text(encoding="utf-8")
+
+    refused = output(capsys, "predict", folder, "--figures", tmp_path / "figures", status=1).err
+    assert "--figures: needs one label per sample" in refused
+    assert not (folder / "predictions.csv").exists()
+
+    output(capsys, "predict", folder)
+    with (folder / "predictions.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    of_head = ["head", "head-Mass", "head-Effusion", "head-Cough"]
+    assert [name for name in rows[0] if name.startswith("head")] == of_head
+    assert {row["prototype-Cough"] for row in rows} == {""}
+    assert "" not in {row["prototype-Mass"] for row in rows}
+
+    output(capsys, "export", folder, "--site", "site-1", "--out", tmp_path / "m")
+    assert "| exact match by head |" in (tmp_path / "m" / "README.md").read_text(encoding="utf-8")
+    (answer,) = Predictor.load(tmp_path / "m").predict(inputs[:1], by="prototype")
+    assert answer.probabilities["Cough"] is None
+    assert answer.probabilities["Mass"] is not None
 
 
 # -- later

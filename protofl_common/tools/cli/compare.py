@@ -23,8 +23,19 @@ from protofl_common.basics.files import write_text
 from protofl_common.basics.text import human_bytes, human_seconds, printable
 from protofl_common.config.options import Config, SettingsError
 from protofl_common.config.sections import keys_that_change
-from protofl_common.runs.figures import HIDDEN, MEASURES, Table, best_text, cells, counted
-from protofl_common.runs.folder import KINDS, RunFolder, Summary, reading
+from protofl_common.runs.figures import (
+    HIDDEN,
+    MEASURES,
+    Table,
+    best_text,
+    cells,
+    counted,
+    results_of,
+)
+from protofl_common.runs.folder import RunFolder, Summary, reading
+from protofl_common.runs.over_clients import in_percent
+from protofl_common.tasks import task_with
+from protofl_common.tasks.metrics import KINDS
 from protofl_common.tools.arguments import FIGURES_HELP, add_json, print_json, run_named
 from protofl_common.tools.tables.figure import COUNTS, LEGAL, Figure
 from protofl_common.tools.tables.groups import (
@@ -94,19 +105,19 @@ def act(arguments: argparse.Namespace) -> None:
         write_text(arguments.latex, "\n".join(table.as_latex() for table in tables))
         print(arguments.latex, file=sys.stderr)
     if arguments.figures:
-        _draw(groups, arguments.figures, parts.get("what", ""))
+        _draw(groups, arguments.figures)
         print(arguments.figures, file=sys.stderr)
 
 
-def _draw(groups: list[Group], folder: Path, what: str) -> None:
-    """Draw the groups' intervals into the folder, and curves and boxes of what is no count.
-
-    ``what`` is the figure that is compared; "": the accuracy.
-    """
+def _draw(groups: list[Group], folder: Path) -> None:
+    """Draw the groups' intervals into the folder, and curves and boxes of what is no count."""
     from protofl_common.report.paper import save_curves_and_boxes  # matplotlib, half a second
 
     intervals(groups, _units(groups)).save(folder)
     methods = {group.name: list(group.runs.values()) for group in groups}
+    compared = {group.what for group in groups}
+    # "": of each run its accuracy, where some are compared by the head and others by prototypes
+    what = compared.pop() if len(compared) == 1 else ""
     if what not in COUNTS:
         save_curves_and_boxes(methods, what, folder)
 
@@ -184,10 +195,11 @@ def comparison(folders: list[Path]) -> Table:
     Figures come first, then the settings that are not the same in all runs.
     """
     summaries = [RunFolder(folder).finished_summary() for folder in folders]
+    metrics = _metrics_that_are_results(folders, summaries)
     columns = []
     settings = []
     for folder, summary in zip(folders, summaries, strict=True):
-        columns.append(_figures(folder, summary))
+        columns.append(_figures(folder, summary, metrics))
         # the version of the code that divides the data; the first wrote none
         division = summary.get("division", 1)
         settings.append(
@@ -198,13 +210,27 @@ def comparison(folders: list[Path]) -> Table:
     rows = [[name, *(column[name] for column in columns)] for name in columns[0]]
     rows += _different_settings(settings)
 
-    note = ""
+    notes = {}  # each once
     for summary in summaries:
         # secure aggregation leaves no figures of single clients, so there is no deviation
         if any("std" not in figures for figures in summary["accuracy"].values()):
-            note = f"Without a std: {HIDDEN}"
+            notes[f"Without a std: {HIDDEN}"] = True
+        says_right = task_with(summary["settings"]).says_right
+        if says_right != "accuracy":
+            notes[f"{' and '.join(KINDS)}, in percent: {says_right}"] = True
     heads = [folder.resolve().name for folder in folders]
-    return Table(["", *heads], rows, note)
+    return Table(["", *heads], rows, "\n".join(notes))
+
+
+def _metrics_that_are_results(folders: list[Path], summaries: list[Summary]) -> list[str]:
+    """Return the names of the metrics that are the result of any of the runs, such as head/auc."""
+    names: dict[str, None] = {}
+    for folder, summary in zip(folders, summaries, strict=True):
+        with reading(f"{folder}: not the figures of a run"):
+            for result in results_of(summary).values():
+                if not in_percent(result.name):
+                    names[result.name] = None
+    return list(names)
 
 
 def _different_settings(settings: list[Config]) -> list[list[str]]:
@@ -221,20 +247,21 @@ def _different_settings(settings: list[Config]) -> list[list[str]]:
     return rows
 
 
-def _figures(folder: Path, summary: Summary) -> dict[str, str]:
+def _figures(folder: Path, summary: Summary, metrics: list[str]) -> dict[str, str]:
     """Return a run's column of the comparison: the name of each figure, and its text.
 
-    SettingsError where the ``summary`` is not that of a run.
+    ``metrics`` stand before the accuracies. SettingsError where the ``summary`` is not that of a
+    run.
     """
     with reading(f"{folder}: not the figures of a run"):
         figures = {name: str(summary[name]) for name in ("algorithm", "rounds")}
         networks = [client["arch"] for client in summary["clients"].values()]
         figures["clients"] = counted(networks)
+        for metric in metrics:
+            texts = cells(summary.get("metrics", {}).get(metric, {}), factor=1, digits=4)
+            figures |= _named(metric, texts)
         for kind in KINDS:
-            texts = cells(summary["accuracy"].get(kind, {}))
-            for measure, text in zip(MEASURES, texts, strict=True):
-                name = "by-samples" if measure == "weighted" else measure
-                figures[f"{kind}: {name}"] = text
+            figures |= _named(kind, cells(summary["accuracy"].get(kind, {})))
             best = summary["best-accuracy"].get(kind)
             figures[f"{kind}: best"] = best_text(best) if best else "–"
         for direction, size in summary["bytes"].items():
@@ -245,3 +272,12 @@ def _figures(folder: Path, summary: Summary) -> dict[str, str]:
         lost = summary["trouble"] | {"late": 0}
         figures["lost replies"] = str(sum(lost.values()))
         return figures
+
+
+def _named(figure: str, texts: list[str]) -> dict[str, str]:
+    """Return the texts of a figure's `MEASURES` by the names of their rows."""
+    named = {}
+    for measure, text in zip(MEASURES, texts, strict=True):
+        name = "by-samples" if measure == "weighted" else measure
+        named[f"{figure}: {name}"] = text
+    return named

@@ -293,6 +293,8 @@ def _own_data(data: StoredData, settings: Settings, clients: int) -> Results:
     for note in data.notes:
         yield FACT, note, ""
     yield FACT, f"{samples}, of {classes}{domains}", ""
+    if data.columns:
+        yield FACT, f"inputs: the columns {first_of(data.columns)}", ""
 
     # the number of shares is the same for all clients, so that it can be asked for client 0
     _, num_shares = number_in_division(settings.data, 0, clients)

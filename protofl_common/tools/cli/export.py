@@ -101,7 +101,9 @@ def _accuracies(card: "ModelCard") -> dict[str, str]:
     """Say which share of the test samples each way to predict gets right, or why none is known."""
     if not card.test_samples:
         return {"right": UNTESTED}
-    return {f"right by {way}": f"{100 * share:.2f} %" for way, share in card.accuracy.items()}
+    says_right = card.task.says_right
+    what = "right" if says_right == "accuracy" else says_right
+    return {f"{what} by {way}": f"{100 * share:.2f} %" for way, share in card.accuracy.items()}
 
 
 def _folder_of_run(path: Path) -> Path:

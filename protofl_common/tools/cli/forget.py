@@ -77,7 +77,7 @@ def act(arguments: argparse.Namespace) -> None:
         for older in RunFolder(run).checkpoints()[1:]:
             older.unlink()
 
-    print(f"{site}: taken out; {len(sent)} sites are left: {', '.join(in_order(sent))}")
+    print(f"{site}: taken out; left: {', '.join(in_order(sent))}")
     refitted = f", {models} models with the new head" if models else ""
     print(f"{run}: {RECORD}, checkpoint{refitted}")
 

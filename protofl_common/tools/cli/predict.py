@@ -17,7 +17,10 @@ For a run the columns are client, domain, sample (its row in the data set), labe
 model predicts by its head, there are head (the label) and head-0, head-1, … (logits of the
 classes). If it predicts by prototypes, there are prototype and prototype-0, … (-d²/T, where d is
 the distance from the nearest prototype of the class; empty for a class without a prototype).
-Softmax turns these numbers into probabilities.
+Softmax turns these numbers into probabilities. Where a sample has several labels, the columns are
+called head-NAME and prototype-NAME. They are above 0 for a label that is predicted, a sigmoid turns
+them into the label's probability, and prototype-NAME is empty if there are no prototypes of the
+samples with the label, or of those without it.
 
 For a run, --features FILE.npz keeps features [N, D] of all test samples, with client, sample and
 label [N] of each; --figures DIR draws, as SVG and PDF, a confusion matrix for each way to predict,
@@ -53,7 +56,9 @@ from protofl_common.data.raw import DataError, Inputs
 from protofl_common.data.store import StoredData, open_data
 from protofl_common.data.table import TableFile
 from protofl_common.experiment.settings import Settings, default_run_config
-from protofl_common.runs.folder import CARD, KINDS, RunFolder
+from protofl_common.runs.folder import CARD, RunFolder
+from protofl_common.tasks import MultiLabel
+from protofl_common.tasks.metrics import KINDS
 from protofl_common.tools.arguments import (
     FIGURES_HELP,
     add_allow_python,
@@ -307,6 +312,8 @@ def _predict_run(arguments: argparse.Namespace) -> int:
     out = arguments.out or run / "predictions.csv"
     recipe = read_recipe(str(run / "settings.toml"))
     settings = Settings.from_run_config(default_run_config() | recipe.settings)
+    if arguments.figures and settings.task is MultiLabel:
+        raise SettingsError("--figures: needs one label per sample; these samples have several")
     RunFolder(run).check_division(settings.data.partition)
     # a run that goes on would remove what is being written in its folder, so it is locked then
     is_inside = out.absolute().parent == run.absolute()
@@ -388,9 +395,9 @@ def _rows_of_client(client: Client) -> list[Row]:
         answers = zip(rows, predicted_N.tolist(), scores_NC.tolist(), strict=True)
         for row, predicted, scores_C in answers:
             row[inference] = predicted
-            for label, score in enumerate(scores_C):
-                # empty for a class without a prototype, whose score is -inf, and for NaN
-                row[f"{inference}-{label}"] = score if score > float("-inf") else None
+            for output, score in zip(task.output_names, scores_C, strict=True):
+                # empty for a class without a prototype, whose score is infinite, and for NaN
+                row[f"{inference}-{output}"] = score if math.isfinite(score) else None
     return rows
 
 
@@ -419,8 +426,6 @@ def _write_features_and_figures(
         print(arguments.features, file=sys.stderr)
     if not arguments.figures:
         return
-    if labels_N.ndim > 1:
-        raise SettingsError("--figures: needs one label per sample; these samples have several")
 
     from protofl_common.report import paper  # matplotlib, half a second
 

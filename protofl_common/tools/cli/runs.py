@@ -14,12 +14,14 @@ from rich.table import Table
 
 from protofl_common.basics.text import human_bytes, printable
 from protofl_common.config.options import SettingsError
-from protofl_common.runs.figures import best_text
+from protofl_common.runs.figures import best_text, results_of
 from protofl_common.runs.folder import MALFORMED
+from protofl_common.runs.over_clients import in_percent
 from protofl_common.tools.arguments import RUNS, add_json, print_json
 from protofl_common.tools.known_runs import SECONDS_PER_DAY, KnownRun, runs_in
 
 NOTE = "Mean test accuracy over the clients, %; @ after which round."
+NOTE_ON_SEVERAL_LABELS = " Beside an AUC the accuracy is that of exact match."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,6 +59,9 @@ def _as_dict(run: KnownRun) -> dict[str, Any]:
     if summary:
         state = "finished"
         final = []
+        for result in results_of(summary).values():
+            if not in_percent(result.name):
+                final.append(f"{result.name} {summary['metrics'][result.name]['mean']:.4f}")
         for kind, figures in summary["accuracy"].items():
             final.append(f"{kind} {100 * figures['mean']:.2f}")
         best = [f"{kind} {best_text(result)}" for kind, result in summary["best-accuracy"].items()]
@@ -93,7 +98,10 @@ def _bytes_in(folder: Path) -> int:
 def _table(runs: list[dict[str, Any]]) -> Table:
     """Return the table of runs for a terminal."""
     columns = ("run", "final", "best", "size")
-    table = Table(*columns, box=SIMPLE, pad_edge=False, caption=NOTE, caption_justify="left")
+    note = NOTE
+    if any("/" in run["final"] for run in runs):
+        note += NOTE_ON_SEVERAL_LABELS
+    table = Table(*columns, box=SIMPLE, pad_edge=False, caption=note, caption_justify="left")
     for run in runs:
         name = plain(run["name"])
         facts = plain(f"{run['algorithm']} · {run['dataset']} · seed {run['seed']}")

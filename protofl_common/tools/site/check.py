@@ -24,6 +24,7 @@ from client_app.site.consent import problem_of_study
 from client_app.site.hooks import CERTIFICATE, DISK
 from client_app.site.record import StateError
 from protofl_common.basics.code_version import code_version_at_site
+from protofl_common.basics.text import first_of
 from protofl_common.config.lists import names_in
 from protofl_common.config.options import Scalar, SettingsError
 from protofl_common.config.sections import DANGER_OF_WEIGHTS, PROMISE_OF_SUMS, DataSettings
@@ -491,6 +492,8 @@ def _samples(settings: DataSettings, quality: bool) -> Iterator[Finding]:
     data = open_data(settings)
     for note in data.notes:
         yield Finding(FACT, "data", note)
+    if data.columns:
+        yield Finding(FACT, "data", f"inputs: the columns {first_of(data.columns)}")
     if quality:
         for line in oddities(data, settings):
             yield Finding(WARNING, "quality", line)

@@ -11,8 +11,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Self
 
+from protofl_common.basics.text import first_of
 from protofl_common.config.options import SettingsError
 from protofl_common.runs import over_clients
+from protofl_common.runs.figures import with_class_name
 from protofl_common.runs.folder import RoundRow, RunFolder
 
 COUNTS = ("prototypes-sent", "prototypes-received", "numbers", "numbers-sent")
@@ -91,7 +93,7 @@ class Figure:
         rows, _ = self._rows(run)
         if not rows:
             when = " after the last round" if self.when == "final" else ""
-            raise NoFigure(f"no evaluation of {self.what}{when}")
+            raise NoFigure(f"no evaluation of {self.what}{when}{self._choices(run)}")
 
         clients = run.finished_summary()["clients"]
         domains = {site: facts["domain"] for site, facts in clients.items()}
@@ -109,6 +111,13 @@ class Figure:
             return False
         return True
 
+    def _choices(self, run: RunFolder) -> str:
+        """Name the figures of a run that lacks the one that is asked for; "" for a count."""
+        last = next(self._candidates(run.latest_rows()), None)
+        if self.what in COUNTS or last is None:
+            return ""
+        return f" (it has {first_of(over_clients.figures_of(last))})"
+
     def described(self, folder: Path) -> str:
         """Return the figure's name, with what a reader must know of it in this finished run.
 
@@ -117,7 +126,8 @@ class Figure:
         than N evaluations.
         """
         run = RunFolder(folder)
-        name = str(self)
+        classes = run.sites().get("classes", [])
+        name = str(self).replace(self.what, with_class_name(self.what, classes))
         # secure aggregation hides single clients, and so the deviation over them
         accuracies = run.finished_summary()["accuracy"].values()
         hides_clients = any("std" not in figures for figures in accuracies)

@@ -19,7 +19,7 @@ from protofl_common.config.datasets import is_own
 from protofl_common.config.options import Config, SettingsError, keys_of
 from protofl_common.config.python_names import module_of
 from protofl_common.config.sections import DataSettings
-from protofl_common.runs.figures import counted
+from protofl_common.runs.figures import counted, results_in_common
 from protofl_common.runs.folder import SUMMARY, RunFolder, Summary, reading
 from protofl_common.tools.tables.figure import Figure, NoFigure
 from protofl_common.tools.tables.plan import experiment
@@ -186,6 +186,7 @@ class Group:
     figures: dict[int, str]  # Seed -> which figure that is
     name: str = ""
     digits: int = 2  # That the figure is shown with
+    what: str = "head"  # The figure's accuracy, metric or count
 
     @property
     def figure(self) -> str:
@@ -248,21 +249,35 @@ def run_folders(paths: Iterable[Path]) -> list[Path]:
 def grouped(folders: Sequence[Path], figure: Figure | None) -> list[Group]:
     """Group finished runs whose settings differ in nothing but the seed, and read their figures.
 
-    The groups are in the order of their first runs. Without a ``figure`` it is the accuracy of the
-    head where a run has that, and of the prototypes otherwise. SettingsError for a run that has no
-    such figure, or is not finished or malformed.
+    The groups are in the order of their first runs. Without a ``figure`` it is the result of each
+    run (`results_in_common`). SettingsError for a run that has no such figure, or is not finished
+    or malformed.
     """
     groups: dict[str, Group] = {}  # by what their runs have in common
-    for folder in folders:
+    figures = [figure or Figure()] * len(folders)
+    if figure is None:
+        figures = _results(folders)
+    for folder, figure_of_run in zip(folders, figures, strict=True):
         try:
             with reading(f"{folder}: not the figures of a run"):
-                _add_run(groups, folder, figure)
+                _add_run(groups, folder, figure_of_run)
         except NoFigure as error:
             raise SettingsError(f"{folder}: {error}; --what names another figure") from None
     return [replace(group, name=_name(group, groups.values())) for group in groups.values()]
 
 
-def _add_run(groups: dict[str, Group], folder: Path, figure: Figure | None) -> None:
+def _results(folders: Sequence[Path]) -> list[Figure]:
+    """Return the figure by which each run is compared where none is asked for."""
+    summaries = []
+    for folder in folders:
+        summary = RunFolder(folder).finished_summary()
+        with reading(f"{folder}: not the figures of a run"):
+            results_in_common([summary])  # so that an error names the folder
+        summaries.append(summary)
+    return [Figure(what=result.name) for result in results_in_common(summaries)]
+
+
+def _add_run(groups: dict[str, Group], folder: Path, figure: Figure) -> None:
     """Add a run to its group in ``groups``, and make the group if it is the first.
 
     Of several runs with the same settings and seed the latest counts.
@@ -271,11 +286,9 @@ def _add_run(groups: dict[str, Group], folder: Path, figure: Figure | None) -> N
     settings = _experiment_of(summary)
     seed = int(settings.pop("seed", 0))
     clients = len(summary["clients"])
-    if figure is None:
-        figure = Figure(what="head" if summary["accuracy"].get("head") else "prototype")
 
     key = json.dumps([settings, clients], sort_keys=True)  # what the runs of a group have in common
-    empty = Group(settings, clients, {}, {}, {}, digits=figure.digits)
+    empty = Group(settings, clients, {}, {}, {}, digits=figure.digits, what=figure.what)
     group = groups.setdefault(key, empty)
     if seed in group.runs and _ended(folder) < _ended(group.runs[seed]):
         return

@@ -83,6 +83,14 @@ def test_a_method_has_a_list_of_folders(draw: Any, folders: Any) -> None:
         draw({"ours": folders})
 
 
+@pytest.mark.parametrize("draw", [paper.curves, paper.boxes])
+def test_folders_may_be_what_a_glob_yields(draw: Any, methods: dict[str, list[Path]]) -> None:
+    """They are read once, though the figure that is drawn is that of all runs together."""
+    drawn = draw({name: iter(folders) for name, folders in methods.items()})
+
+    assert drawn.figure.axes[0].lines
+
+
 def test_a_box_is_of_the_last_evaluation_alone(tmp_path: Path) -> None:
     """No client has the metric there, as its value is not finite; one had it a round earlier."""
     evaluations = [{"a": {"head": 0.1, "head/own": 0.4}}, {"a": {"head": 0.2}}]

@@ -149,7 +149,9 @@ def test_a_run_takes_data_frames_and_arrays_of_parts_as_data(tmp_path: Path) -> 
         run_on((frame, names[:79]), tmp_path)
     with pytest.raises(DataError, match="data: Duplicate column names"):
         run_on((pandas.concat([frame, frame], axis=1), names), tmp_path)
-    with pytest.raises(DataError, match="data: x_test has the columns e, d, c, b, a; x_train has"):
+    with pytest.raises(
+        DataError, match="data: x_train has the columns a, b, c, d, e; x_test has e, d"
+    ):
         run_on((frame, names, frame[list("edcba")], names), tmp_path)
 
     parts = (inputs[:60], names[:60], inputs[60:], names[60:])

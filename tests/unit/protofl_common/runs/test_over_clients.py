@@ -8,7 +8,7 @@ import pytest
 
 from client_app.algorithms.fedavg import FedAvg
 from protofl_common.basics.text import human_bytes, human_seconds
-from protofl_common.runs.figures import best_text, side_by_side
+from protofl_common.runs.figures import best_text, metric_rows, side_by_side
 from protofl_common.runs.over_clients import (
     best_of,
     comparable_rounds,
@@ -16,6 +16,7 @@ from protofl_common.runs.over_clients import (
     over_clients,
 )
 from protofl_common.tools.tables.figure import Figure
+from tests.support.fakes import row as row_of
 from tests.support.harness import run_config, run_federation
 
 
@@ -288,3 +289,23 @@ def test_a_method_that_breaks_at_some_clients(
     lost = "2 of 6 replies failed or were refused, the last: a fault of ProtoFL: AttributeError"
 
     assert doubt.startswith(lost)
+
+
+def test_figures_of_labels_stand_together_with_the_names_of_the_labels() -> None:
+    """Clients that test other labels report them in another order."""
+    names = ["head/label-auc/3", "prototype/label-auc/3", "head/label-auc/1", "head/auc"]
+    metrics = {name: {"mean": 0.5} for name in names}
+    shown = [row[0] for row in metric_rows(metrics, 3, ["no a", "a", "no b", "b"])]
+    assert shown == [
+        "head/label-auc/1 (a)",
+        "head/label-auc/3 (b)",
+        "prototype/label-auc/3 (b)",
+        "head/auc",
+    ]
+
+
+def test_a_label_that_too_few_samples_test_is_named_with_the_reason() -> None:
+    final = row_of(1, ["a"])
+    sites: Any = {"classes": ["no a", "a"], "sites": {}}
+    *_, warned = outcome_warnings([final], final, sites, "label-auc", least=5)
+    assert warned.endswith("or all lack it, or too few of them do (min-class-samples = 5)")

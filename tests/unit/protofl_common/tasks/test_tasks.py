@@ -288,6 +288,19 @@ def test_a_threshold_beside_an_infinite_score_keeps_the_others_apart() -> None:
     assert above_all == pytest.approx(0.5)
 
 
+def test_only_validation_samples_choose_thresholds() -> None:
+    """Test samples are given those of validation samples, which are none without such samples."""
+    task = task_of(["a"], "multi-label")
+    samples = Samples(torch.tensor([[-3.0], [-2.0], [1.0]]), torch.tensor([[0], [1], [1]]))
+    model = SplitModel(nn.Identity(), nn.Identity())
+
+    def chosen(thresholds: dict[str, np.ndarray] | None) -> dict[str, np.ndarray]:
+        return evaluate(model, samples, 3, task, metrics=["auc"], thresholds=thresholds).thresholds
+
+    assert chosen(None) == {"head": np.array([-2.5])}
+    assert chosen({}) == {}
+
+
 def test_rounded_figures_do_not_depend_on_validation_samples() -> None:
     """One validation sample may move a threshold past many test samples.
 

@@ -78,6 +78,7 @@ def test_a_run_is_a_line_for_each_event_and_quietly_for_its_end_alone(
 
     monkeypatch.setattr(grid, "attempt", attempt)
     values = {"row": row(1, ["a"]), "rounds": 1, "seconds-left": 0.5, "algorithm": ""}
+    values["task"] = "single-label"
     done = {"event": "RoundDone", **values}
     values = {"folder": str(tmp_path), "summary": {"rounds": 1}, "report": ""}
     end = {"event": "Finished", **values, "result": "alone 50.0 %; 3 kB exchanged"}
