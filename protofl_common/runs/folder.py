@@ -33,7 +33,8 @@ WEIGHTS = "model.safetensors"  # of an exported model; a client leaves this file
 CARD = "model.json"
 BEST = "best.safetensors"  # a client's model of the best round, where asked for, beside its last
 MOST_NUMBERS = 2**24  # of an input, that a model's card may ask for
-FORMAT = 1  # of the four files; raise it when today's reader would misread what is written then
+# of sites.json, summary.json and waiting.json; raise it when older code would misread new files
+FORMAT = 1
 
 Accuracies = dict[str, dict[str, float]]
 """A way to predict, ``head/auc``, … -> mean, weighted, worst-10%, std over the clients, in [0, 1].
