@@ -50,9 +50,9 @@ class NodeKey:
 NODE_ROWS: dict[str, NodeKey] = {
     "site-name": NodeKey(
         help=(
-            "its name in results and logs: ASCII letters, digits, `.`, `_` and `-`. With only"
-            " `partition-id` and `num-partitions` a node counts as a simulated client, whose"
-            " folders runs choose"
+            "its name in results and logs: ASCII letters, digits, `.`, `_` and `-`. If the node"
+            " config has only `partition-id` and `num-partitions`, the node counts as a simulated"
+            " client, and runs choose its folders"
         ),
     ),
     "partition-id": NodeKey(
@@ -201,13 +201,14 @@ NODE_ROWS: dict[str, NodeKey] = {
     "require-dp": NodeKey(
         help=(
             '`"epsilon<=2"`, or `"epsilon<=2 delta<=1e-6"` (δ is 1e-5 if not set): only runs with'
-            ' `dp`, which together cost no more. `"epsilon<=2 per person"`: only runs with `dp ='
-            ' "person"`; the site\'s data need [a column `client`](privacy.md#persons), and where'
-            " there is one, ε is of a person anyway. The default `dp-epsilon` of a run, 8, is"
-            " above the 2 of these examples. `privacy/` under `state-dir` has one ledger of the"
-            " site's name and one of its data (`data-dir`, `domain`, `partition-id`). So renaming"
-            " the site, or moving its data, does not reset the budget. Doing both at once does,"
-            " and so does another `state-dir`: never do that"
+            " `dp`, and all runs together cost no more than this. (A run's own default, `dp-epsilon"
+            ' = 8`, is more than that.) `"epsilon<=2 per person"`: only runs with `dp = "person"`;'
+            " for these the site's data need [a column `client`](privacy.md#persons). If the data"
+            " have this column, ε is of a person in any case. `privacy/` under `state-dir` has one"
+            " ledger of the site's name and one of its data (`data-dir`, `domain`,"
+            " `partition-id`). So the budget is not reset if you rename the site, or if you move"
+            " its data. It is reset if you do both at once, or take another `state-dir`: never do"
+            " that"
         ),
     ),
 }
