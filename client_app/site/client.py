@@ -18,7 +18,7 @@ from protofl_common.config.python_names import allow
 from protofl_common.config.sections import KEYED, PER_UNIT
 from protofl_common.experiment.node import NodeConfig, allow_named, is_site, site_folder
 from protofl_common.experiment.settings import Settings, baseline_config, digest_of
-from protofl_common.experiment.study import Study, about_site
+from protofl_common.experiment.study import EXTENSION, Study, about_site, study_id
 from protofl_common.wire.records import (
     SEEN,
     Instructions,
@@ -120,7 +120,8 @@ class Client:
         if dp != "none":
             use += f", with differential privacy{PER_UNIT[dp]}"
         if self.study and self.study.name:
-            use += f", in the study {self.study.name} ({self.study.extended_id})"
+            extended_id = study_id(settings.given, EXTENSION)
+            use += f", in the study {self.study.name} ({extended_id})"
 
         run_history = self.instructions.run_history
         run_folder = self.instructions.run_name

@@ -37,7 +37,6 @@ class Study:
     """The study that a run belongs to; a run without a study has an ``id``, and no ``name``."""
 
     id: str  # 32 hexadecimal digits
-    extended_id: str  # the same for a study and for each of its extensions (`EXTENSION`)
     name: str  # "" for a run without a study
     by: str  # who signed: ``NAME:KEY``
     sites: dict[str, str]  # site -> its public key; {} if any site may take part
@@ -61,7 +60,6 @@ class Study:
         purpose = " ".join(str(config["study-purpose"]).split())  # on one line
         return cls(
             id=study_id(config),
-            extended_id=study_id(config, EXTENSION),
             name=name,
             by=by,
             sites=keys_of_sites(str(config["study-sites"])),
@@ -88,6 +86,10 @@ def signed_part(config: Values, left_out: Set[str] = frozenset()) -> bytes:
 
 
 def study_id(config: Values, left_out: Set[str] = frozenset()) -> str:
+    """Return the id of a study, or of a run without one, which all signed settings decide.
+
+    Without those that are ``left_out``; without `EXTENSION` a study and its extensions have one id.
+    """
     return hashlib.sha256(signed_part(config, left_out)).hexdigest()[:32]
 
 

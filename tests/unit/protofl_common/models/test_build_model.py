@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from protofl_common.config import architectures as net
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.settings import Settings, default_run_config
 from protofl_common.models.bodies import CNN_PLANS, SIGNAL, TABLE, TEXT, VISION
-from protofl_common.models.build import build_model, check_model, initial_model
+from protofl_common.models.build import build_model, check_model, copied, initial_model
 from protofl_common.models.split import SplitModel
 from tests.support.models import CLASSES, DIM, assert_it_learns, build
 
@@ -120,6 +120,38 @@ def test_weights_follow_from_the_seed_alone(arch: str) -> None:
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
     assert not all(torch.equal(a, b) for a, b in zip(first, of_another_seed, strict=True))
+
+
+@pytest.mark.parametrize("arch", net.ARCHITECTURES)
+def test_a_copy_shares_no_part_with_its_original(arch: str) -> None:
+    """Not even a part that no list of parameters, buffers or modules has.
+
+    Such a part would go from client to client.
+    """
+    shape = (1, 28, 28)
+    if arch in SIGNAL:
+        shape = (3, 32)
+    elif arch in TEXT:
+        shape = (20,)
+    with torch.device("meta"):
+        original = build_model(
+            arch, input_shape=shape, num_classes=CLASSES, feature_dim=DIM, seed=0
+        )
+
+    twin = copied(original)
+
+    assert str(twin) == str(original)
+    for mine, other in zip(twin.modules(), original.modules(), strict=True):
+        assert mine is not other
+        for name, value in vars(mine).items():
+            assert not isinstance(value, Tensor | nn.Module), name
+            if isinstance(value, dict):
+                assert value is not vars(other)[name], name
+    for weight, its_original in zip(twin.parameters(), original.parameters(), strict=True):
+        assert weight is not its_original
+        assert weight.requires_grad == its_original.requires_grad
+    for buffer, its_original in zip(twin.buffers(), original.buffers(), strict=True):
+        assert buffer is not its_original
 
 
 def test_everybodys_first_model_is_each_clients_own() -> None:
