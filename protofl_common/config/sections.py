@@ -242,11 +242,12 @@ class FederationSettings(Table):
         minimum=0,
         affects="waiting",
         help=(
-            "where clients bring data of their own: once min-replies clients have answered, the"
-            " server waits for the others this many times the median time of these replies or, if"
-            " that is longer, this many times the slowest time so far of a client that it still"
-            " waits for, but at least min-wait; 0, and in the first round unless late ="
-            " 'next-round': it waits the whole round-timeout"
+            "where clients bring data of their own: once min-replies clients have answered, a round"
+            " waits for the others no longer than grace times the median time of these replies."
+            " With late = discard it waits for grace times the slowest time so far of a client that"
+            " has not answered, if that is longer, and in the first round for round-timeout."
+            " grace never makes the wait shorter than min-wait. 0: every round waits for"
+            " round-timeout"
         ),
     )
     min_wait: float = option(

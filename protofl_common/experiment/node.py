@@ -74,9 +74,9 @@ NODE_ROWS: dict[str, NodeKey] = {
     "approve": NodeKey(
         default=False,
         help=(
-            "`true`: the site's operator approves each run before the site reads anything for it"
-            " ([studies](studies.md)). If not set, it is `true` at a site with data of its own,"
-            " and at a site with `require-secagg` and without `peers`"
+            "`true`: before the site reads anything for a run, its operator must have approved the"
+            " run's settings ([studies](studies.md)). If not set, it is `true` if the site has data"
+            " of its own, or if it has `require-secagg` and no `peers`; otherwise it is `false`"
         ),
     ),
     OPERATORS: NodeKey(
