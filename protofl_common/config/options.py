@@ -333,8 +333,8 @@ def range_text(legal: Mapping[str, Any]) -> str:
     """Return the range of `option`'s metadata in words, after a space: `` at least 1``; or ""."""
     bounds = []
     for key, words in (("above", "above"), ("minimum", "at least"), ("maximum", "at most")):
-        if legal[key] is not None:
-            bound = legal[key]
+        bound = legal[key]
+        if bound is not None:
             number = str(bound) if isinstance(bound, int) else f"{bound:g}"
             bounds.append(f"{words} {number}")
     if not bounds:

@@ -265,13 +265,15 @@ def results_in_common(runs: Sequence[Summary]) -> list[Result]:
     It is by the head where a run has one. If the results are not all of one kind, as where a run
     lacks the metric that another one has, all are compared by the share of right predictions.
     """
-    kinds = ["head" if run["accuracy"].get("head") else "prototype" for run in runs]
     results = []
-    for kind, run in zip(kinds, runs, strict=True):
-        results.append(task_with(run["settings"]).result_of(kind, run.get("metrics", {})))
-    if len({result.title for result in results}) > 1:
-        return [Result(kind, "accuracy") for kind in kinds]
-    return results
+    shares = []  # of right predictions
+    for run in runs:
+        task = task_with(run["settings"])
+        kind = "head" if run["accuracy"].get("head") else "prototype"
+        results.append(task.result_of(kind, run.get("metrics", {})))
+        shares.append(task.result_of(kind, measured=()))
+    titles = {result.title for result in results}
+    return shares if len(titles) > 1 else results
 
 
 def figures_in(run: Summary) -> Accuracies:

@@ -5,6 +5,7 @@ import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal
 
+from protofl_common.basics.text import first_of
 from protofl_common.config.lists import names_in
 from protofl_common.runs.folder import (
     DROPPED,
@@ -185,9 +186,10 @@ def in_percent(name: str) -> bool:
 
 
 def data_warnings(sites: Sites) -> Iterator[str]:
-    """Yield a warning if classes are trained on, but tested nowhere, or not trained on at all.
+    """Yield a warning of classes that are trained on, but tested nowhere, and of untrained ones.
 
-    Only sites that tell how many samples of each class they have are looked at.
+    Only sites that tell how many samples of each class they have are looked at. That nobody trains
+    on a class is said only if all sites tell.
     """
     counted = [facts for facts in sites.get("sites", {}).values() if "test-classes" in facts]
     trained = _sums(facts["train-classes"] for facts in counted)
@@ -201,9 +203,9 @@ def data_warnings(sites: Sites) -> Iterator[str]:
         if not train:
             untrained.append(name)
     if untested:
-        yield f"trained on, but tested nowhere: {', '.join(untested)}"
+        yield f"trained on, but tested nowhere: {first_of(untested)}"
     if untrained and len(counted) == len(sites["sites"]):
-        yield f"no client has training samples of: {', '.join(untrained)}"
+        yield f"no client has training samples of: {first_of(untrained)}"
 
 
 def _sums(counts: Iterable[Sequence[int]]) -> list[int]:

@@ -64,7 +64,10 @@ def _passphrase_of(file: Path) -> str:
     try:
         return getpass(f"passphrase of {file}: ")
     except EOFError:  # there is neither a terminal nor a line on the standard input
+        cure = "type the command in a terminal"
+        if file != STDIN:  # docker gives a command no terminal if its standard input is a file
+            cure += " (of a container: docker exec --interactive --tty)"
         raise SettingsError(
-            f"--key {file}: has a passphrase, and nobody can type it; type the command in a"
-            " terminal, for a container with docker exec --interactive --tty"
+            f"--key {file}: has a passphrase, and nobody can type it; {cure}, or take a key without"
+            " one"
         ) from None

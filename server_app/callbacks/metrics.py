@@ -107,9 +107,9 @@ class Conclusion(Callback):
 
 
 def _own_data(run: ActiveRun) -> str:
-    """Return what tells the user's own data, which simulated clients divide, from changed ones.
+    """Return a digest of the user's own data, which is another one after a file was edited.
 
-    "" for other data, and where the server does not have them.
+    "" for other data, and where each site has its own.
     """
     data = run.settings.data
     if not is_own(data.dataset) or not run.federation.simulated:

@@ -1161,6 +1161,12 @@ def test_a_passphrase_that_cannot_be_asked_for_is_one_clear_error(
     with pytest.raises(SettingsError, match=f"^--key {key}: has a passphrase, {why}"):
         private_key(key)
 
+    # no terminal of docker's can help: it gives none to a command that reads a file
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(key.read_bytes())))
+    with pytest.raises(SettingsError) as refused:
+        private_key(Path("-"))
+    assert "--tty" not in str(refused.value)
+
 
 def test_a_check_takes_a_study_and_says_if_it_names_the_site(
     hospitals: Hospitals, tmp_path: Path, capsys: Printed

@@ -200,26 +200,26 @@ def comparison(folders: list[Path]) -> Table:
     settings = []
     for folder, summary in zip(folders, summaries, strict=True):
         columns.append(_figures(folder, summary, metrics))
-        # the version of the code that divides the data; the first wrote none
-        division = summary.get("division", 1)
-        settings.append(
-            summary["settings"] | {"division": division, "data": summary.get("data", "–")}
-        )
+        versions: Config = {
+            "division": summary.get("division", 1),  # the first version of the code wrote none
+            "data": summary.get("data", "–"),
+        }
+        settings.append(summary["settings"] | versions)
 
     # all columns have the same figures in the same order
     rows = [[name, *(column[name] for column in columns)] for name in columns[0]]
     rows += _different_settings(settings)
 
-    notes = {}  # each once
+    notes = []
     for summary in summaries:
         # secure aggregation leaves no figures of single clients, so there is no deviation
         if any("std" not in figures for figures in summary["accuracy"].values()):
-            notes[f"Without a std: {HIDDEN}"] = True
+            notes.append(f"Without a std: {HIDDEN}")
         says_right = task_with(summary["settings"]).says_right
         if says_right != "accuracy":
-            notes[f"{' and '.join(KINDS)}, in percent: {says_right}"] = True
+            notes.append(f"{' and '.join(KINDS)}, in percent: {says_right}")
     heads = [folder.resolve().name for folder in folders]
-    return Table(["", *heads], rows, "\n".join(notes))
+    return Table(["", *heads], rows, "\n".join(dict.fromkeys(notes)))  # each once
 
 
 def _metrics_that_are_results(folders: list[Path], summaries: list[Summary]) -> list[str]:

@@ -21,7 +21,7 @@ from protofl_common.tools.arguments import RUNS, add_json, print_json
 from protofl_common.tools.known_runs import SECONDS_PER_DAY, KnownRun, runs_in
 
 NOTE = "Mean test accuracy over the clients, %; @ after which round."
-NOTE_ON_SEVERAL_LABELS = " Beside an AUC the accuracy is that of exact match."
+NOTE_ON_SEVERAL_LABELS = " Where a run has an AUC, its accuracy is exact match."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -46,7 +46,7 @@ from protofl_common.tools.arguments import (
 )
 from protofl_common.tools.cli.run import add_resources, with_resources
 from protofl_common.tools.tables import render
-from protofl_common.tools.tables.figure import COUNTS
+from protofl_common.tools.tables.figure import COUNTS, Figure
 from protofl_common.tools.tables.plan import Cell, Launch, Run, Runs, launch, plan, runs_of
 from protofl_common.tools.tables.search import Search, check_search
 from protofl_common.tools.tables.spec import TableFile, read_table
@@ -378,9 +378,9 @@ def _write(
 def draw(table: TableFile, cells: list[Cell], runs: Runs, into: Path) -> list[str]:
     """Draw curves and boxes of the finished runs of each column, in which each row is a method.
 
-    A column has a drawing for each figure that its cells show, but for counts. Rows without the
-    figure are left out. Return the columns that are not drawn because their figures are of a domain
-    or no mean over the clients: curves are means over all clients.
+    A column has a drawing for each figure that its cells show, but for counts. Runs whose last
+    evaluation lacks the figure are left out. Return the columns of which cells are not drawn, as
+    their figure is of a domain or no mean over the clients: curves are means over all clients.
     """
     from protofl_common.report.paper import save_curves_and_boxes  # matplotlib, half a second
 
@@ -394,8 +394,9 @@ def draw(table: TableFile, cells: list[Cell], runs: Runs, into: Path) -> list[st
             if figure.domain or figure.over != "mean":
                 not_drawn.append(column)
                 continue
-            folders = [runs.folder_of(run) for run in cell.runs.values() if runs.finished(run)]
-            folders = [folder for folder in folders if figure.is_in(folder)]
+            finished = [runs.folder_of(run) for run in cell.runs.values() if runs.finished(run)]
+            in_boxes = Figure(what=figure.what)  # of the last evaluation, whatever the cell is of
+            folders = [folder for folder in finished if in_boxes.is_in(folder)]
             if folders:
                 methods.setdefault(figure.what, {})[cell.row] = folders
         for what, of_rows in methods.items():

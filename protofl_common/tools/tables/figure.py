@@ -112,11 +112,18 @@ class Figure:
         return True
 
     def _choices(self, run: RunFolder) -> str:
-        """Name the figures of a run that lacks the one that is asked for; "" for a count."""
-        last = next(self._candidates(run.latest_rows()), None)
-        if self.what in COUNTS or last is None:
+        """Name the figures of a run's last evaluation, which lacks the one that is asked for.
+
+        "" for a count, if the evaluation has no figures, and if it has this one, but too few sites
+        report it to outvote liars.
+        """
+        if self.what in COUNTS:
             return ""
-        return f" (it has {first_of(over_clients.figures_of(last))})"
+        last = next(self._candidates(run.latest_rows()), None)
+        names = over_clients.figures_of(last) if last else {}
+        if not names or self.what in names:
+            return ""
+        return f" (it has {first_of(names)})"
 
     def described(self, folder: Path) -> str:
         """Return the figure's name, with what a reader must know of it in this finished run.

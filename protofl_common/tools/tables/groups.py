@@ -254,9 +254,7 @@ def grouped(folders: Sequence[Path], figure: Figure | None) -> list[Group]:
     or malformed.
     """
     groups: dict[str, Group] = {}  # by what their runs have in common
-    figures = [figure or Figure()] * len(folders)
-    if figure is None:
-        figures = _results(folders)
+    figures = _results(folders) if figure is None else [figure] * len(folders)
     for folder, figure_of_run in zip(folders, figures, strict=True):
         try:
             with reading(f"{folder}: not the figures of a run"):

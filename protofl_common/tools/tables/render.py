@@ -88,9 +88,9 @@ class Result:
 
     @property
     def can_be_compared(self) -> bool:
-        """True if the cell has figures, and the largest is the best.
+        """True if the cell has figures, and the larger one is the better.
 
-        It is not of a count, and of the deviation over clients.
+        That is not so for counts, and for the deviation over clients.
         """
         figure = self.cell.figure
         return bool(self.values) and figure.what not in COUNTS and figure.over != "std"
@@ -191,8 +191,8 @@ def _is_best(result: Result, column: str, results: Results) -> bool:
     """Return whether a finished cell is better than every other of its column, and not by chance.
 
     It is, if all differences are above 0 and their p-values, corrected after Holm, below
-    `SIGNIFICANT`. Cells of which some runs are left, or failed, are compared by the others. False
-    also if the column has no other cell that can be compared.
+    `SIGNIFICANT`. Another cell that is not finished, or has failed, is compared by the runs that it
+    has. False also if the column has no other cell that can be compared.
     """
     if result.state != "done" or not result.can_be_compared:
         return False

@@ -8,13 +8,14 @@ import pytest
 
 from client_app.algorithms.fedavg import FedAvg
 from protofl_common.basics.text import human_bytes, human_seconds
-from protofl_common.runs.figures import best_text, metric_rows, side_by_side
+from protofl_common.runs.figures import best_text, metric_rows, results_in_common, side_by_side
 from protofl_common.runs.over_clients import (
     best_of,
     comparable_rounds,
     outcome_warnings,
     over_clients,
 )
+from protofl_common.tasks import Result
 from protofl_common.tools.tables.figure import Figure
 from tests.support.fakes import row as row_of
 from tests.support.harness import run_config, run_federation
@@ -302,6 +303,15 @@ def test_figures_of_labels_stand_together_with_the_names_of_the_labels() -> None
         "prototype/label-auc/3 (b)",
         "head/auc",
     ]
+
+
+def test_runs_of_several_labels_are_compared_by_exact_match_if_one_has_no_auc() -> None:
+    """The AUC and the share of right predictions are different figures."""
+    without: Any = {"settings": {"task": "multi-label"}, "accuracy": {"head": {"mean": 0.5}}}
+    with_auc: Any = without | {"metrics": {"head/auc": {"mean": 0.7}}}
+
+    assert results_in_common([with_auc, with_auc]) == 2 * [Result("head/auc", "AUC")]
+    assert results_in_common([with_auc, without]) == 2 * [Result("head", "exact match")]
 
 
 def test_a_label_that_too_few_samples_test_is_named_with_the_reason() -> None:

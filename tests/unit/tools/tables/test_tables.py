@@ -296,8 +296,8 @@ def test_edited_data_or_division_are_another_run(
     assert not names() & after
 
 
-@pytest.mark.slow
 # -- what is not repeated -------------------------------------------------------------------------
+@pytest.mark.slow
 @pytest.mark.parametrize("damaged", [False, True])
 def test_finished_runs_stay_interrupted_ones_go_on_failed_ones_begin_anew(
     damaged: bool, small: Path
@@ -608,6 +608,29 @@ def test_figures_are_of_rows_and_columns_whose_means_they_show(small: Path, tmp_
     assert files == {"small-all-head-curves.svg", "small-all-head-boxes.svg"}
 
 
+def test_runs_whose_last_evaluation_lacks_the_figure_are_in_no_drawing(
+    small: Path, tmp_path: Path
+) -> None:
+    """The cells have it, of earlier rounds; but the points of the boxes are of the last one."""
+    edit(small, "when: final", "when: best")
+    run_table(small, Launcher())
+    runs = Runs(tmp_path / "runs")
+    cells = {cell.row: cell for cell in planned(small) if cell.column == "all"}
+    for run in cells["FedProto"].runs.values():
+        path = runs.folder_of(run) / "metrics.jsonl"
+        if not path.exists():  # the run has failed
+            continue
+        *lines, last = path.read_text(encoding="utf-8").splitlines()
+        unanswered = json.dumps(json.loads(last) | {"accuracy": {}, "clients": {}})
+        path.write_text("\n".join([*lines, unanswered, ""]), encoding="utf-8")
+
+    draw(read_table(small), list(cells.values()), runs, tmp_path / "figures")
+
+    svg = (tmp_path / "figures/small-all-head-curves.svg").read_text(encoding="utf-8")
+    assert "Local" in svg
+    assert "FedProto" not in svg
+
+
 def test_a_lead_that_may_be_chance_is_not_bold(small: Path) -> None:
     """The best cell is 0, 1 and 5 points better than the other: p is 0.32."""
     edit(small, "seeds: [1, 2]", "seeds: [1, 2, 3]")
@@ -911,12 +934,18 @@ def test_no_earlier_evaluation_takes_the_place_of_the_last(tmp_path: Path) -> No
     heads = [{"0": {"head": 0.2}}, {"0": {"head": 0.4}}, {"0": {"prototype": 0.9}}]
     write_run(tmp_path, {}, heads)
 
-    with pytest.raises(NoFigure, match="no evaluation of head after the last round"):
+    without = "no evaluation of head after the last round"
+    with pytest.raises(NoFigure, match=rf"^{without} \(it has prototype\)$"):
         Figure().read(tmp_path)
 
     last_two = Figure("last-2")
     assert last_two.read(tmp_path) == pytest.approx(40.0)
     assert last_two.described(tmp_path) == "last-2 head, of 1 evaluations"
+
+    nobody_answers: Accuracies = {}
+    write_run(tmp_path, {}, [*heads, nobody_answers])
+    with pytest.raises(NoFigure, match=f"^{without}$"):
+        Figure().read(tmp_path)
 
 
 def test_what_a_client_sends_is_a_mean_over_late_replies_too(tmp_path: Path) -> None:
