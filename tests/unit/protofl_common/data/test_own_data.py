@@ -506,6 +506,15 @@ def test_labels_are_names_or_indices() -> None:
     assert labels(np.array([True, False]), "True,False") == ([0, 1], ("True", "False"))
     assert labels([0, 1], classes=["1", "2"]) == ([0, 1], ("1", "2"))
     assert labels([0, 1], classes=["0", "1", "2"]) == ([0, 1], ("0", "1", "2"))
+    # the data have the classes of the setting in another order, or also one that it lacks
+    assert labels([0, 1], "b,a", classes=["a", "b"]) == ([1, 0], ("b", "a"))
+    assert labels(["a", "c"], "c,a", classes=["a", "b"]) == ([1, 0], ("c", "a"))
+    assert labels([1, 2], "1,2,3", classes=["1", "2", "3"]) == ([0, 1], ("1", "2", "3"))
+    assert labels([0, 1], "no,yes", classes=["0", "1"]) == ([0, 1], ("no", "yes"))
+    with refused("the label 'c', which is none of classes = 'b,a'"):
+        labels([0, 2], "b,a", classes=["a", "b", "c"])
+    with refused("the label '2', which is none of classes = 'b,a'"):
+        labels([0, 2], "b,a", classes=["a", "b"])
     with refused("labels that are numbers are indices into classes, from 0; these are 1, 2, 3"):
         labels([1, 2], classes=["1", "2", "3"])  # as np.unique has them; 1 would be "2"
     assert labels(["b", "a"]) == ([1, 0], ("a", "b"))
