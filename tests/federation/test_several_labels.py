@@ -175,6 +175,8 @@ def test_images_are_listed_with_the_names_of_their_findings(tmp_path: Path) -> N
     ("a,Mass", ["1,", "2,1"], {}, "line 2: no label of it is known .1 of 2 samples."),
     ("a,Mass", ["1,1"], {"label_map": "Tumour=Mass"}, "the data have no column 'Tumour'"),
     ("mass,Cough", ["1,1"], {}, 'label .Mass.; drop it, or set label-map="mass=Mass" if it has'),
+    ("Lump,lump_", ["1,1"], {"label_map": "Lump=Mass"}, 'label .Lump.; .* label-map="lump_=Mass"'),
+    ("a,client", ["1,1"], {"label_map": "client=Mass"}, 'set label-map="NEW NAME=Mass"'),
     ("a,Mass", ["1,1"], {"label_map": "Mass=Masses"}, "'Masses', which is none of classes"),
     ("a,Mass", ["1,1"], {"label_map": "Mass"}, "'Mass' must be NAME=LABEL"),
     ("a,Mass", ["1,1"], {"classes": "Mass,Mass"}, "must be different names"),
