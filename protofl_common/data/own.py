@@ -232,7 +232,8 @@ def read_text(settings: DataSettings) -> RawData:
     notes = tuple(chain.from_iterable(rows.notes for rows in parts))
     others = {file.name for file in parts[0].file.parent.glob("*.csv")} - {"test.csv", "train.csv"}
     if len(parts) == 2 and others:
-        notes += (f"{where}: left out {first_of(sorted(others))}; write other parts as split",)
+        cure = "rows of another part belong into one of the two files, with a column split"
+        notes += (f"{where}: left out {first_of(sorted(others))}; {cure}",)
     return replace(data, contents=digests(text.encode() for text in all_texts), notes=notes)
 
 
@@ -283,7 +284,7 @@ def say_what_copies_a_label(
     with_few_values = {}
     for name, values in columns.items():
         if len(set(values[:10_000])) <= FEW_CLASSES:
-            with_few_values[name] = values
+            with_few_values[name] = list(values)
     for position, label in enumerate(data.classes):
         of_label_N = data.labels[:, position]
         known = np.flatnonzero(of_label_N != UNLABELLED).tolist()
@@ -476,6 +477,8 @@ def read_hugging_face(name: str, settings: DataSettings) -> RawData:
             hint = "" if has_source else "; set data-dir to a folder that has it, or download"
             what = f"{type(error).__name__}: {error}"
             raise DataError(f"{where}: cannot be read ({what}){hint}") from error
+        if not len(whole):
+            raise DataError(f"{where}: has no samples")
 
         several = SeveralLabels.of(settings)
         labels: Any
