@@ -255,6 +255,9 @@ def test_the_columns_of_a_data_frame_name_the_labels() -> None:
     assert list(joined_frames(inputs, labels[["Mass"]])["label"]) == [0, 1]
     with pytest.raises(DataError, match="inputs and labels both have the columns a"):
         joined_frames(inputs, labels.rename(columns={"Mass": "a"}))
+    numbered = pandas.DataFrame(np.eye(2))  # columns 0 and 1, which become texts
+    with pytest.raises(DataError, match="inputs and labels both have the columns 0"):
+        joined_frames(inputs.rename(columns={"a": "0"}), numbered)
     with pytest.raises(DataError, match="1 labels; there are 2 inputs"):
         joined_frames(inputs, labels[:1])
 

@@ -722,6 +722,9 @@ def test_texts_of_a_folder_of_hugging_face(reviews: Any, read: Read, tmp_path: P
     assert data.columns == ("title", "text")  # a run's first lines name the columns
     assert data.official.tolist() == [0, 0, 1, 1]
     assert data.inputs.tolist() == tokens(["so bad", "so good"] * 2, 3).tolist()
+    assert data.labels.tolist() == [0, 1, 1, 1]
+    # the run has the classes in another order
+    assert read("hf:reviews", tmp_path, classes="good,bad").labels.tolist() == [1, 0, 0, 0]
 
     train, test = reviews
     with_words = {
@@ -772,6 +775,8 @@ def test_tables_of_a_folder_of_hugging_face(read: Read, tmp_path: Path, capsys: 
     assert filled.contents.shape == (3, 0)  # settings have a say in the inputs
     with refused("column 'a' has numbers written as texts; cast_column"):
         saved_and_read({"a": ["1.5", "2.5"], "label": [0, 1]})
+    with refused("dataset = 'hf:table': has no samples"):
+        saved_and_read({"a": [], "label": []})
     with refused("sample 1 has no text in column 'text'"):
         saved_and_read({"text": ["good", None], "label": [0, 1]})
 
