@@ -484,7 +484,11 @@ def read_hugging_face(name: str, settings: DataSettings) -> RawData:
         labels: Any
         if several is None:
             label, classes = _label_column(datasets, whole.features, where)
-            labels = np.array(whole[label][:])
+            labels = whole[label][:]
+            if classes:  # the column has indices into these names
+                name_by_index = dict(enumerate(classes))
+                labels = [name_by_index.get(number, number) for number in labels]
+            labels = np.array(labels)
         else:
             label, classes = _column_of_lists(whole.features, where)
             labels = whole[label][:]

@@ -767,6 +767,14 @@ def test_tables_of_a_folder_of_hugging_face(read: Read, tmp_path: Path, capsys: 
     with refused(r"'image' names files of images; cast_column\('image'"):
         saved_and_read(paths)
 
+    kinds = datasets.Features(
+        a=datasets.Value("float32"), label=datasets.ClassLabel(names=["1", "2", "3"])
+    )
+    grades = datasets.Dataset.from_dict({"a": [1.0, 2.0], "label": [1, 2]}, features=kinds)
+    grades.save_to_disk(tmp_path / "grades")
+    for classes in ("", "1,2,3"):  # no sample has the first of them
+        assert read("hf:grades", tmp_path, classes=classes).labels.tolist() == [1, 2]
+
     gap = {"a": [1.0, None, 1.0], "c": [3, 4, 3], "v": [[1, 2]] * 3, "label": [5, 7, 5]}
     filled = saved_and_read(gap, impute="mean")
     assert np.isnan(filled.inputs).sum() == 1
