@@ -477,8 +477,6 @@ def read_hugging_face(name: str, settings: DataSettings) -> RawData:
             hint = "" if has_source else "; set data-dir to a folder that has it, or download"
             what = f"{type(error).__name__}: {error}"
             raise DataError(f"{where}: cannot be read ({what}){hint}") from error
-        if not len(whole):
-            raise DataError(f"{where}: has no samples")
 
         several = SeveralLabels.of(settings)
         labels: Any

@@ -538,10 +538,13 @@ def test_an_exported_model_says_how_likely_each_label_is(
 
 
 @pytest.mark.parametrize("algo", ["fedproto", "fedproto-avg"])
-def test_a_client_takes_part_whose_samples_all_lack_a_label(algo: str, tmp_path: Path) -> None:
-    """No sample has a mass: each client sends the prototype of samples without one."""
+@pytest.mark.parametrize("lacking", [[0], [0, 1, 2]])
+def test_a_client_takes_part_whose_samples_all_lack_a_label(
+    algo: str, lacking: list[int], tmp_path: Path
+) -> None:
+    """No sample has a mass, or any finding: each client sends the prototype of those without."""
     inputs, labels = several()
-    labels[:, 0] = np.where(np.isnan(labels[:, 0]), np.nan, 0)
+    labels[:, lacking] = np.where(np.isnan(labels[:, lacking]), np.nan, 0)
     file = tmp_path / "findings.npz"
     np.savez(file, inputs=inputs, labels=labels)
 
