@@ -112,7 +112,7 @@ class Client:
         """The states that this client has stored after earlier rounds of the run.
 
         A state is tied to its ``use``: it is not loaded for another algorithm, exchange, ``dp`` or
-        study, but for an extension of the study.
+        study. An extension of a study is no other one.
         """
         settings = self.settings
         use = f"{settings.run.algo} ({digest(repr(settings.exchange))})"

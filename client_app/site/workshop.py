@@ -304,8 +304,10 @@ class Workshop:
 
         Under ``dp`` nothing is checked, as noise hides which classes are small.
         """
+        # the only upload of a one-shot method is made of large classes alone
+        classes = self.large_classes if self.settings.row.one_shot else self.classes_present
         has_noise = self.plan is not None
-        if not (has_noise or len(self.large_classes)):
+        if not (has_noise or len(classes)):
             raise SettingsError(
                 f"min-class-samples = {self.settings.privacy.min_class_samples}: this client has no"
                 " class of as many training samples"

@@ -33,7 +33,7 @@ class ArrowTexts(Sequence[str]):
 
     def __init__(self, texts: Any, *, are_unclear: bool = False) -> None:
         self.texts = texts  # pyarrow.ChunkedArray, not yet stripped of spaces
-        # a comma or point may stand before decimals or between thousands: that is no number
+        # a comma or point may stand before decimals or between thousands: such a text is no number
         self.are_unclear = are_unclear
 
     def __len__(self) -> int:
@@ -60,7 +60,8 @@ class ArrowTexts(Sequence[str]):
         from pyarrow import compute
 
         if self.are_unclear:
-            return np.array([math.nan if {*text} & {".", ","} else number(text) for text in self])
+            has_no_sign = [re.search("[.,]", text) is None for text in self]
+            return np.where(has_no_sign, [number(text) for text in self], math.nan)
         double = pyarrow.float64()
         with suppress(pyarrow.ArrowInvalid):
             return np.array(compute.cast(self.texts, double))

@@ -89,11 +89,12 @@ def doubts() -> Iterator[list[str]]:
 
 def say(text: str) -> None:
     """Print a line about data that are admitted, but perhaps not as their owner thinks."""
-    _doubts.get([]).append(text)
+    _doubts.get([]).append(text)  # lost outside of `doubts`
     show(text)
 
 
 def show(text: str) -> None:
+    """Print a line for the owner of the data."""
     print(f"protofl: {text}", file=sys.stderr, flush=True)
 
 
@@ -120,7 +121,7 @@ class LabelReader(Protocol):
         """
 
     def check_inputs(self, columns: Iterable[str], labels: Iterable[str], where: str) -> None:
-        """Raise DataError for a column of inputs that is called as one of the labels."""
+        """Raise DataError for a column of inputs that has the name of a label."""
 
 
 def from_arrays(
@@ -148,9 +149,10 @@ def from_arrays(
                  and its like; or ``validation`` (2), whatever ``test-from`` says.
     ``classes``  optional: names in label order; labels that are numbers are then indices into them.
 
-    The argument ``classes``, a setting, replaces that array. If one of its names is a number (or
-    True), labels are names; else numbers are indices. Without either the classes are the labels
-    that occur, sorted, which may differ between sites.
+    The argument ``classes``, a setting, replaces that array; if they share names, labels that are
+    numbers are still indices into the array, whose order may be another. Without an array numbers
+    are indices into the setting, but names if one of its names is a number (or True). Without
+    either the classes are the labels that occur, sorted, which may differ between sites.
 
     DataError when something is missing, of the wrong type or length, or not finite; with ``gaps``,
     numbers may be NaN. ``columns`` are the names of the features. ``several`` reads the labels
@@ -196,8 +198,11 @@ def from_arrays(
     notes: tuple[str, ...] = ()
     if several is None:
         from_setting = class_names(classes)
-        names = from_setting or _class_array(present.get("classes"), where)
-        labels, names = _labels(annotations["labels"], names, bool(from_setting), where, place)
+        from_array = _names_of_array(present.get("classes", ()), where)
+        if "classes" in present and not from_setting:
+            which = f"{where}: classes = {present['classes']!r}"
+            check_class_names(from_array, which, "in label order")
+        labels, names = _labels(annotations["labels"], from_setting, from_array, where, place)
     else:
         labels, names, notes = several.read(
             present["labels"], present.get("classes", ()), where, place
@@ -292,12 +297,9 @@ def as_array(
     if hasattr(value, "detach"):  # PyTorch's, perhaps with a gradient, or of a type of its own
         value = value.detach().cpu()
         value = value.double() if value.is_floating_point() else value
-    if isinstance(value, list | tuple) and any(isinstance(row, np.ma.MaskedArray) for row in value):
-        value = np.ma.stack(value)  # `np.asarray` would forget the masks of the rows
-    if isinstance(value, np.ma.MaskedArray) and value.dtype.kind == "f":
-        value = value.filled(np.nan)
-    if np.ma.is_masked(value):
-        raise DataError(f"{what} are masked, and no floating point; fill them in")
+    if isinstance(value, list | tuple):  # `np.asarray` would forget the masks of the rows
+        value = [_without_mask(row, what) for row in value]
+    value = _without_mask(value, what)
     try:
         array = np.asarray(value)
     except ValueError as error:
@@ -326,6 +328,17 @@ def as_array(
         seen.add(text)
         texts.append(text)
     return np.array(texts, dtype=np.str_)
+
+
+def _without_mask(value: Any, what: str) -> Any:
+    """Return an array with NaN where it is masked; any other value is returned as it is."""
+    if not isinstance(value, np.ma.MaskedArray):
+        return value
+    if value.dtype.kind == "f":
+        return value.filled(np.nan)
+    if np.ma.is_masked(value):
+        raise DataError(f"{what} are masked, and no floating point; fill them in")
+    return value
 
 
 def checked_inputs(
@@ -433,15 +446,11 @@ def class_names(classes: str) -> tuple[str, ...]:
     return names
 
 
-def _class_array(value: Any, where: str) -> tuple[str, ...]:
-    """Return the names in an array ``classes``; () without one, DataError if they are none."""
-    if value is None:
-        return ()
-    names: tuple[str, ...] = ("",)  # refused below, as one text is no list of names
-    if not isinstance(value, str | bytes):
-        names = tuple(as_array(value, f"{where}: classes").astype(str).tolist())
-    check_class_names(names, f"{where}: classes = {value!r}", "in label order")
-    return names
+def _names_of_array(value: Any, where: str) -> tuple[str, ...]:
+    """Return the names in an array ``classes``; one text is no list of names."""
+    if isinstance(value, str | bytes):
+        return ("",)
+    return tuple(as_array(value, f"{where}: classes").astype(str).tolist())
 
 
 def check_class_names(names: Sequence[str], which: str, how: str) -> None:
@@ -481,15 +490,19 @@ def _check_none_missing(column: NDArray[Any], key: str, where: str, place: Place
 
 
 def _labels(
-    column: NDArray[Any], names: tuple[str, ...], from_setting: bool, where: str, place: Place
+    column: NDArray[Any],
+    from_setting: tuple[str, ...],
+    from_array: tuple[str, ...],
+    where: str,
+    place: Place,
 ) -> tuple[Ints, tuple[str, ...]]:
     """Return the labels as indices into the classes, int64 [N], and the names of the classes.
 
-    Without ``names`` the classes are the labels that occur. With them, labels that are numbers are
-    indices into the names; but if the names are those of the setting ``classes``
-    (``from_setting``), and some are numbers themselves, labels are names. DataError for a label
+    The names are those of the setting ``classes``, else of the array, else the labels that occur.
+    `from_arrays` says when labels that are numbers are indices into them. DataError for a label
     that is none of the names.
     """
+    names = from_setting or from_array
     if column.dtype.kind == "f" and (column == column.round()).all():  # as 1.0 for 1
         column = column.astype(np.int64)
     are_numbers = column.dtype.kind in "biu"
@@ -500,7 +513,13 @@ def _labels(
         return labels.astype(np.int64), names
 
     names_are_numbers = any(name.lstrip("-").isdecimal() or name == "True" for name in names)
-    if are_numbers and not (from_setting and names_are_numbers):
+    are_indices = are_numbers and not (from_setting and names_are_numbers)
+    share_names = not {*from_setting}.isdisjoint(from_array)
+    if are_indices and share_names:  # perhaps in another order, so that the names decide
+        name_by_index = dict(enumerate(from_array))
+        column = np.array([name_by_index.get(label, str(label)) for label in column.tolist()])
+        are_indices = False
+    if are_indices:
         labels = column.astype(np.int64)
         _check_indices(labels, names, where)
     else:
@@ -624,7 +643,7 @@ def _say_which_are_alike(names: Sequence[str], what: str) -> None:
 
 
 def letters_of(name: str) -> str:
-    """Return the letters and digits of a name, in lower case; of one without any the name.
+    """Return the letters and digits of a name, in lower case, or the name if it has none.
 
     They are the same in spellings that differ only in case, spaces or signs. A looser comparison
     would take ``female`` for ``male``.
@@ -648,7 +667,10 @@ def is_gap(value: Any) -> bool:
 
 
 def gaps_among(values: Iterable[Any]) -> set[str]:
-    """Return the texts of the values that say nothing; "-" beside "+" is the result of a test."""
+    """Return the texts of those values that say nothing.
+
+    A "-" says something if there is a "+", as both are results of a test.
+    """
     texts = {*map(str, values)}
     gaps = {text for text in texts if is_gap(text)}
     if any(re.fullmatch(r"\s*\++\s*", text) for text in texts):

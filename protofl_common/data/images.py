@@ -83,7 +83,7 @@ class _Sample(NamedTuple):
     file: Path
     class_name: str
     domain: str
-    folder_below: str  # of the class's folder, if the image lies in one; else ""
+    folder_below: str  # the first one between the class's folder and the image; "" without any
 
 
 def read_folder(settings: DataSettings, domains: Sequence[Path] = ()) -> RawData:
@@ -204,8 +204,11 @@ def _names_below(folder: Path) -> set[str]:
 def _no_layout(root: Path, folders: Sequence[Path], taken: str) -> DataError:
     which = f"{first_of(folder.name for folder in folders)} in {root}"
     are = f"parts, folds or sites of a data set, which would be taken for {taken}"
-    cure = "take dataset = 'domain-folder' for sites; for parts list the images in a manifest"
-    return DataError(f"{which}: {are}; {cure} with a split, or take hf:NAME; or name `classes`")
+    of_parts = "for parts list the images in a manifest with a split, or take hf:NAME"
+    if taken == "domains":
+        return DataError(f"{which}: {are}; {of_parts}; call sites otherwise")
+    of_sites = "take dataset = 'domain-folder' for sites"
+    return DataError(f"{which}: {are}; {of_sites}; {of_parts}; or name `classes`")
 
 
 def _check_picked(

@@ -85,8 +85,8 @@ def _with_label_names(arrays: dict[str, Any]) -> dict[str, Any]:
 def _check_same_columns(arrays: dict[str, Any], beginning: str) -> None:
     """Raise DataError for data frames that differ in their columns, as ``x_train`` and ``x_test``.
 
-    As arrays they would be joined by the order of their columns, not by their names. Their own
-    names all have this ``beginning``.
+    Those are compared whose names have this ``beginning``. As arrays they would be joined by the
+    order of their columns, whatever these are called.
     """
     columns = {}
     for name, value in arrays.items():
@@ -112,7 +112,8 @@ def joined_frames(frame: Any, labels: Any) -> Any:
         return frame.assign(label=list(labels))
     if len(labels.columns) == 1:
         return frame.assign(label=list(labels.iloc[:, 0]))
-    both = [str(name) for name in labels.columns if name in frame.columns]
+    of_inputs = set(map(str, frame.columns))
+    both = [str(name) for name in labels.columns if str(name) in of_inputs]
     if both:
         raise DataError(f"data: inputs and labels both have the columns {first_of(both)}")
     return frame.assign(**{str(name): list(labels[name]) for name in labels.columns})
@@ -186,14 +187,14 @@ def _of_table(card: Wanted, table: Columns) -> Inputs:
 
 
 def _with_names(table: TableFile, is_text: bool) -> TableFile:
-    """Return a table whose first row has been read as names, if these are names.
+    """Return the table of a file whose first row may be a sample, and no names.
 
-    Texts may come as in training, with the label first (`own.with_label`). DataError if the first
-    row has numbers, or texts that may be a sample.
+    A file of texts may be as in training, with the label first (`own.with_label`). DataError if the
+    first row has numbers, or texts that may be a sample.
     """
     if is_text:
         return with_label(table.file)
-    counted = [str(number) for number, _ in enumerate(table.names)]  # as pandas has them
+    counted = [str(number) for number in range(len(table.names))]  # as pandas calls columns
     if all(map(is_number, table.names)) and table.names != counted:
         cure = "give the columns names in a first row"
         raise DataError(f"{table.where}: its first row has numbers, and no names; {cure}")

@@ -232,7 +232,8 @@ def read_text(settings: DataSettings) -> RawData:
     notes = tuple(chain.from_iterable(rows.notes for rows in parts))
     others = {file.name for file in parts[0].file.parent.glob("*.csv")} - {"test.csv", "train.csv"}
     if len(parts) == 2 and others:
-        notes += (f"{where}: left out {first_of(sorted(others))}; write other parts as split",)
+        cure = "rows of another part belong into one of the two files, with a column split"
+        notes += (f"{where}: left out {first_of(sorted(others))}; {cure}",)
     return replace(data, contents=digests(text.encode() for text in all_texts), notes=notes)
 
 
@@ -283,7 +284,7 @@ def say_what_copies_a_label(
     with_few_values = {}
     for name, values in columns.items():
         if len(set(values[:10_000])) <= FEW_CLASSES:
-            with_few_values[name] = values
+            with_few_values[name] = list(values)
     for position, label in enumerate(data.classes):
         of_label_N = data.labels[:, position]
         known = np.flatnonzero(of_label_N != UNLABELLED).tolist()
@@ -481,7 +482,11 @@ def read_hugging_face(name: str, settings: DataSettings) -> RawData:
         labels: Any
         if several is None:
             label, classes = _label_column(datasets, whole.features, where)
-            labels = np.array(whole[label][:])
+            labels = whole[label][:]
+            if classes:  # the column has indices into these names
+                name_by_index = dict(enumerate(classes))
+                labels = [name_by_index.get(number, number) for number in labels]
+            labels = np.array(labels)
         else:
             label, classes = _column_of_lists(whole.features, where)
             labels = whole[label][:]

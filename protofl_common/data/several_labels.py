@@ -100,7 +100,8 @@ class SeveralLabels:
         for name in of_labels:
             if name in ANNOTATION_COLUMNS:
                 both = f"column {name!r} would be a label, and the {name} of each sample"
-                raise DataError(f'{where}: {both}; rename it, and set label-map="NEW NAME={name}"')
+                setting = f'label-map="NEW NAME={self.meaning.get(name, name)}"'
+                raise DataError(f"{where}: {both}; rename it, and set {setting}")
         if not of_labels:
             none = f"classes = {as_list(self.names)!r} names no column"
             raise DataError(f"{where}: {none}; its columns: {first_of(columns)}")
@@ -110,20 +111,23 @@ class SeveralLabels:
         return {"labels": values, "classes": of_labels}, set(of_labels)
 
     def check_inputs(self, columns: Iterable[str], labels: Iterable[str], where: str) -> None:
-        """Raise DataError for a column of inputs that is called as one of the ``labels`` is.
+        """Raise DataError for a column of inputs that has the name of one of the ``labels``.
 
-        It would give the label away. ``columns`` are as a model's card names them.
+        It would give the label away. Its name may be written otherwise, or be one that
+        ``label-map`` reads. ``columns`` are as a model's card names them.
         """
         names = {letters_of(name): name for name in (*self.meaning, *labels)}
         for column_of_card in columns:
             column, _ = name_and_categories(column_of_card)
-            label = names.get(letters_of(column))
-            if label is not None:
-                cure = "drop it"
-                if column != label:
-                    cure += f', or set label-map="{column}={label}" if it has the label'
-                would = f"column {column!r} would be an input, and is called as the label {label!r}"
-                raise DataError(f"{where}: {would}; {cure}")
+            name = names.get(letters_of(column))
+            if name is None:
+                continue
+            label = self.meaning.get(name, name)  # "" if ``label-map`` leaves it out
+            cure = "drop it"
+            if label and column != name:
+                cure += f', or set label-map="{column}={label}" if it has the label'
+            would = f"column {column!r} would be an input, and is called as the label {name!r}"
+            raise DataError(f"{where}: {would}; {cure}")
 
     def check_left_out(
         self, columns: Iterable[str], of_labels: Iterable[str] | None, where: str

@@ -255,7 +255,7 @@ def check_annotations(others: Iterable[str], where: str, fate: str = "an input")
     """
     for name in others:
         if name.lower() in ANNOTATION_COLUMNS:
-            cure = f"call it {name.lower()!r}, or drop it"
+            cure = f"call it {name.lower()!r}, or drop it from the data"
             raise DataError(f"{where}: column {name!r} would be {fate}; {cure}")
 
 

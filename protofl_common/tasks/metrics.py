@@ -88,7 +88,7 @@ METRICS: dict[str, Metric] = {BALANCED: balanced_accuracy, MACRO_F1: macro_f1, A
 METRICS_OF_TESTED = METRICS | {MACRO_F1: macro_f1_of_tested}
 """Those that are rounded before they leave a site (`rounded_metrics`)."""
 CLASSES_MOVED = {AUC: 2, MACRO_F1: 3}
-"""How far one sample moves a mean over C classes, in 1 / (C N_c); of the metrics left out, 1.
+"""How far one sample moves a mean over C classes, in 1 / (C N_c): 1, unless a metric stands here.
 
 In an AUC a sample is also a negative of the other classes; in an F1 it may be found no more, which
 moves the F1 of its class by 2 / N_c at most, and be a false one of another class.

@@ -118,7 +118,8 @@ def run(
     number_of_workers = _at_least_one("workers", workers)
     config = _config(data, _by_key(settings))
     allow_named(config)
-    # runs of several algorithms may share their tables: only one of these has an effect on each run
+    # runs of several algorithms may share their tables, of which each run uses one: the others
+    # need not have an effect
     without_tables = {key: value for key, value in settings.items() if not isinstance(value, dict)}
     checked = check_settings(config, _by_key(without_tables))
     # several workers need a process without PyTorch (see above)

@@ -175,6 +175,8 @@ def test_images_are_listed_with_the_names_of_their_findings(tmp_path: Path) -> N
     ("a,Mass", ["1,", "2,1"], {}, "line 2: no label of it is known .1 of 2 samples."),
     ("a,Mass", ["1,1"], {"label_map": "Tumour=Mass"}, "the data have no column 'Tumour'"),
     ("mass,Cough", ["1,1"], {}, 'label .Mass.; drop it, or set label-map="mass=Mass" if it has'),
+    ("Lump,lump_", ["1,1"], {"label_map": "Lump=Mass"}, 'label .Lump.; .* label-map="lump_=Mass"'),
+    ("a,client", ["1,1"], {"label_map": "client=Mass"}, 'set label-map="NEW NAME=Mass"'),
     ("a,Mass", ["1,1"], {"label_map": "Mass=Masses"}, "'Masses', which is none of classes"),
     ("a,Mass", ["1,1"], {"label_map": "Mass"}, "'Mass' must be NAME=LABEL"),
     ("a,Mass", ["1,1"], {"classes": "Mass,Mass"}, "must be different names"),
@@ -253,6 +255,9 @@ def test_the_columns_of_a_data_frame_name_the_labels() -> None:
     assert list(joined_frames(inputs, labels[["Mass"]])["label"]) == [0, 1]
     with pytest.raises(DataError, match="inputs and labels both have the columns a"):
         joined_frames(inputs, labels.rename(columns={"Mass": "a"}))
+    numbered = pandas.DataFrame(np.eye(2))  # columns 0 and 1, which become texts
+    with pytest.raises(DataError, match="inputs and labels both have the columns 0"):
+        joined_frames(inputs.rename(columns={"a": "0"}), numbered)
     with pytest.raises(DataError, match="1 labels; there are 2 inputs"):
         joined_frames(inputs, labels[:1])
 
@@ -533,10 +538,13 @@ def test_an_exported_model_says_how_likely_each_label_is(
 
 
 @pytest.mark.parametrize("algo", ["fedproto", "fedproto-avg"])
-def test_a_client_takes_part_whose_samples_all_lack_a_label(algo: str, tmp_path: Path) -> None:
-    """No sample has a mass: each client sends the prototype of samples without one."""
+@pytest.mark.parametrize("lacking", [[0], [0, 1, 2]])
+def test_a_client_takes_part_whose_samples_all_lack_a_label(
+    algo: str, lacking: list[int], tmp_path: Path
+) -> None:
+    """No sample has a mass, or any finding: each client sends the prototype of those without."""
     inputs, labels = several()
-    labels[:, 0] = np.where(np.isnan(labels[:, 0]), np.nan, 0)
+    labels[:, lacking] = np.where(np.isnan(labels[:, lacking]), np.nan, 0)
     file = tmp_path / "findings.npz"
     np.savez(file, inputs=inputs, labels=labels)
 

@@ -198,7 +198,7 @@ def _files(paths: list[Path]) -> list[Path]:
             raise SettingsError(f"{path}: no images in this folder")
         files += inside
     if left_out:
-        print(f"no images, and left out: {counts_of(left_out)}", file=sys.stderr)
+        print(f"left out of the folders: {counts_of(left_out)}", file=sys.stderr)
     return list(dict.fromkeys(files))
 
 

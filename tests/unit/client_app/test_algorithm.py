@@ -33,8 +33,8 @@ def algorithm(
     return client_half(CATALOG[algo])(client_of(config, client, 5), 2)
 
 
-@pytest.mark.slow
 # -- hooks -------------------------------------------------------------------------------
+@pytest.mark.slow
 @pytest.mark.parametrize("algo", ["local", "fedproto"])
 def test_hooks_come_in_their_order_and_a_newcomer_has_no_round(
     algo: str, tmp_path: Path, monkeypatch: Patch
@@ -290,8 +290,8 @@ def test_own_prototypes_are_those_of_the_training_classes(
         assert len(tested.labels.unique()) < 4
 
 
-@pytest.mark.slow
 # -- a warm-up of the alignment --------------------------------------------------------------
+@pytest.mark.slow
 @pytest.mark.parametrize("algo", [name for name, row in CATALOG.items() if row.aligning])
 def test_what_aligns_has_a_part_of_its_weight_during_the_warm_up(algo: str, tmp_path: Path) -> None:
     """A quarter in the second round of a warm-up of four; all other terms are as without it.

@@ -30,6 +30,7 @@ BEHIND_A_MASK = np.ma.masked_equal([[1.0, 2.0], [3.0, 4.0]], 4.0)
     ([[1, np.inf], [3, 4]], r"sample 0 has inf at \[1\]"),
     (BEHIND_A_MASK, r"sample 1 has nan at \[1\]"),
     ([*BEHIND_A_MASK], r"sample 1 has nan at \[1\]"),  # a list of rows with masks
+    ([BEHIND_A_MASK[0], BEHIND_A_MASK[1, :1]], "differ in shape"),
     (torch.eye(2).to_sparse(), "are no array .*Sparse"),
     (np.ma.masked_equal([[1, 2], [3, 4]], 4), "are masked, and no floating point"),
     ([["a", "b"], ["c", "d"]], r"are <U1 \[2, 2\], not numbers"),
@@ -367,7 +368,7 @@ def test_parts_folds_and_sites_are_no_classes(layout: str, photos: Path, read: R
 def test_parts_are_no_domains_though_there_are_other_folders(photos: Path, read: Read) -> None:
     for part in ("train", "test", "extra"):
         write_image(photos.parent / "data" / part / "cat" / "0.png")
-    with refused("test, train in .* which would be taken for domains"):
+    with refused("test, train in .* which would be taken for domains; .* call sites otherwise"):
         read("domain-folder", photos.parent / "data", image_size=8)
 
 

@@ -506,6 +506,15 @@ def test_labels_are_names_or_indices() -> None:
     assert labels(np.array([True, False]), "True,False") == ([0, 1], ("True", "False"))
     assert labels([0, 1], classes=["1", "2"]) == ([0, 1], ("1", "2"))
     assert labels([0, 1], classes=["0", "1", "2"]) == ([0, 1], ("0", "1", "2"))
+    # the data have the classes of the setting in another order, or also one that it lacks
+    assert labels([0, 1], "b,a", classes=["a", "b"]) == ([1, 0], ("b", "a"))
+    assert labels(["a", "c"], "c,a", classes=["a", "b"]) == ([1, 0], ("c", "a"))
+    assert labels([1, 2], "1,2,3", classes=["1", "2", "3"]) == ([0, 1], ("1", "2", "3"))
+    assert labels([0, 1], "no,yes", classes=["0", "1"]) == ([0, 1], ("no", "yes"))
+    with refused("the label 'c', which is none of classes = 'b,a'"):
+        labels([0, 2], "b,a", classes=["a", "b", "c"])
+    with refused("the label '2', which is none of classes = 'b,a'"):
+        labels([0, 2], "b,a", classes=["a", "b"])
     with refused("labels that are numbers are indices into classes, from 0; these are 1, 2, 3"):
         labels([1, 2], classes=["1", "2", "3"])  # as np.unique has them; 1 would be "2"
     assert labels(["b", "a"]) == ([1, 0], ("a", "b"))
@@ -713,6 +722,9 @@ def test_texts_of_a_folder_of_hugging_face(reviews: Any, read: Read, tmp_path: P
     assert data.columns == ("title", "text")  # a run's first lines name the columns
     assert data.official.tolist() == [0, 0, 1, 1]
     assert data.inputs.tolist() == tokens(["so bad", "so good"] * 2, 3).tolist()
+    assert data.labels.tolist() == [0, 1, 1, 1]
+    # the run has the classes in another order
+    assert read("hf:reviews", tmp_path, classes="good,bad").labels.tolist() == [1, 0, 0, 0]
 
     train, test = reviews
     with_words = {
@@ -754,6 +766,14 @@ def test_tables_of_a_folder_of_hugging_face(read: Read, tmp_path: Path, capsys: 
     paths = {"image": ["a.png", "b.png"], "label": [0, 1]}
     with refused(r"'image' names files of images; cast_column\('image'"):
         saved_and_read(paths)
+
+    kinds = datasets.Features(
+        a=datasets.Value("float32"), label=datasets.ClassLabel(names=["1", "2", "3"])
+    )
+    grades = datasets.Dataset.from_dict({"a": [1.0, 2.0], "label": [1, 2]}, features=kinds)
+    grades.save_to_disk(tmp_path / "grades")
+    for classes in ("", "1,2,3"):  # no sample has the first of them
+        assert read("hf:grades", tmp_path, classes=classes).labels.tolist() == [1, 2]
 
     gap = {"a": [1.0, None, 1.0], "c": [3, 4, 3], "v": [[1, 2]] * 3, "label": [5, 7, 5]}
     filled = saved_and_read(gap, impute="mean")
