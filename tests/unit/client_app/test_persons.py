@@ -128,6 +128,7 @@ def test_a_person_adds_to_moments_as_one_sample(head: str) -> None:
         assert squared <= 1 + 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("without_noise")
 @pytest.mark.parametrize("at_once", [1, 2**24])
 def test_a_person_adds_to_gradients_as_one_sample(at_once: int, monkeypatch: Patch) -> None:

@@ -64,6 +64,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Page:
     return Page(write_report(folder))
 
 
+@pytest.mark.slow
 def test_hostile_names_are_shown_as_they_are_and_do_nothing(hostile: Page) -> None:
     """`Page` fails on a page with a script, an event handler or a link to another host."""
     sites = [f"{text} site" for text in HOSTILE]

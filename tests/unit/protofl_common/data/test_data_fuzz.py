@@ -160,6 +160,7 @@ def _predict(file: Path) -> None:
         assert len(reason) < LONGEST_LINE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.filterwarnings("ignore")  # of Pillow and NumPy, about what is damaged
 @given(damaged=damage())

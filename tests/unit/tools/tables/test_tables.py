@@ -127,6 +127,7 @@ def run_table(
     return execute([(table, plan(table, **chosen))], runs, launcher, path.parent, console)
 
 
+@pytest.mark.slow
 # -- what runs ------------------------------------------------------------------------------------
 @pytest.mark.parametrize("path", TABLES, ids=[path.stem for path in TABLES])
 def test_every_cell_has_right_settings_and_a_column_the_same_clients(
