@@ -877,7 +877,7 @@ def test_the_page_names_the_algorithms_that_meet_both_demands(site: Path) -> Non
             site_settings(node_config(f'{strict(site, "both")} allow-algorithms="{algo}"'))
             able.add(algo)
 
-    (listed,) = re.findall(r"one of the algorithms\s(.*?) \(and\s`local`", PAGE, re.S)
+    (listed,) = re.findall(r"the algorithms:\s(.*?)\.\sThe run may also use `local`", PAGE, re.S)
     assert set(re.findall(r"`([a-z-]+)`", listed)) | {"local"} == able
 
 
