@@ -56,17 +56,21 @@ def test_private_files_are_private(federation: Machines) -> None:
         assert stat.S_IMODE(file.stat().st_mode) == 0o600, file
 
 
-def test_two_registered_sites_complete_a_run_with_strangers_at_the_door(
-    federation: Machines,
-) -> None:
-    """The README's last block makes a run, which loses no reply, while strangers knock."""
+@pytest.fixture(scope="module")
+def output_of_the_run(federation: Machines) -> str:
+    """Make the run of the README's last block, while strangers knock; return what it prints."""
     *_, run = blocks_of(README)
     with strangers_refused_at(federation):
         done = federation.run("superlink", run.text, timeout=240)
-    output = re.sub(r"\x1b\[[0-9;]*m", "", done.stdout + done.stderr)
+    return re.sub(r"\x1b\[[0-9;]*m", "", done.stdout + done.stderr)
 
+
+def test_two_registered_sites_complete_a_run_with_strangers_at_the_door(
+    federation: Machines, output_of_the_run: str
+) -> None:
+    """The run loses no reply."""
     newest, *_ = federation.runs()
-    assert newest["status"] == "finished:completed", output + federation.logs()
+    assert newest["status"] == "finished:completed", output_of_the_run + federation.logs()
     folder = federation.checkout("superlink") / "runs" / "first"
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["algorithm"] == "FedTGP"
@@ -243,6 +247,7 @@ def shown_once(
     return wait_until(found, machines.logs, timeout=120)
 
 
+@pytest.mark.usefixtures("output_of_the_run")  # before it, a site has no models to retain
 def test_the_operators_page(federation: Machines) -> None:
     """The page's blocks run in order. North gets a new key at the end, and nobody else notices."""
     before = shown_once(federation, lambda found: all(found[site][1] == "online" for site in SITES))
