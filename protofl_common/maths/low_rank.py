@@ -43,16 +43,11 @@ def compress(weights: Mapping[str, Tensor], energy: float) -> dict[str, Tensor]:
     """
     update: dict[str, Tensor] = {}
     for name, value in weights.items():
-        pair = None
-        # a vector, for one, has no factors that are smaller: its largest rank is 0
-        if value.is_floating_point() and largest_rank(value.shape) > 0:
-            pair = factors(value, energy)
+        pair = factors(value, energy)
         if pair is None:
             update[name] = value
         else:
-            left, right = pair
-            update[name + LEFT] = left
-            update[name + RIGHT] = right
+            update[name + LEFT], update[name + RIGHT] = pair
     return update
 
 
@@ -74,9 +69,13 @@ def expand(update: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> dict[str
 def factors(weight: Tensor, energy: float) -> tuple[Tensor, Tensor] | None:
     """Return factors [P, K] and [K, Q] of a weight, or None where they are not smaller than it.
 
+    None for whole numbers, too.
     The weight [P, …] is flattened to the matrix A [P, Q]. Of its singular values σ, the largest K
     are kept: K is the smallest number with Σ_{i≤K} σ_i² ≥ ``energy`` · Σ_i σ_i².
     """
+    most = largest_rank(weight.shape)  # 0 of a vector, which cannot be flattened to a matrix
+    if most == 0 or not weight.is_floating_point():
+        return None
     A = weight.flatten(1).double()
     is_tall = len(A) > A.shape[1]
     wide = A.T if is_tall else A  # the matrix product below is then as small as can be
@@ -87,7 +86,7 @@ def factors(weight: Tensor, energy: float) -> tuple[Tensor, Tensor] | None:
     energies = squares.flip(0).clamp(min=0).cumsum(0)
     # K is one more than the number of ranks that keep too little of the energy
     rank = 1 + int((energies < energy * energies[-1]).sum())
-    if rank > largest_rank(weight.shape):
+    if rank > most:
         return None
 
     U = vectors[:, -rank:].contiguous()  # those of the largest K
