@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 Inputs = NDArray[Any]
 Images = NDArray[np.uint8]
 Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+Floats = NDArray[np.float64]
 
 VALIDATION = 2
 Place = Callable[[int], str]  # number of a sample -> its place in the file, for errors
