@@ -298,8 +298,7 @@ class Division:
         tests = np.flatnonzero(self.official == 1)
         if settings.test_from == "official-all":
             rng = self.random("official-all")
-            chosen, _ = proportional(self.labels[tests], settings.test_samples, rng)
-            tests = tests[chosen]
+            tests = tests[proportional(self.labels[tests], settings.test_samples, rng)]
         return tests
 
     def _for_validation(self, pool: Pool) -> Bools:
@@ -422,9 +421,9 @@ class Division:
             train = train[is_training]
 
         choose = balanced if self.partition.balances_classes else proportional
-        chosen, others = choose(self.labels[train], settings.train_samples, rng)
+        chosen = choose(self.labels[train], settings.train_samples, rng)
         if is_split_here:
-            tests = np.concatenate([tests, train[others]])
+            tests = np.concatenate([tests, np.delete(train, chosen)])
         train = np.sort(train[chosen])
 
         tests = self._tested(train, tests, rng)
@@ -458,8 +457,7 @@ class Division:
             limit = limit or len(counts) * counts.min()
             choose = balanced
 
-        chosen, _ = choose(self.labels[tests], limit, rng)
-        tests = np.sort(tests[chosen])
+        tests = np.sort(tests[choose(self.labels[tests], limit, rng)])
         if not (len(train) and len(tests)):
             which = f"partition = {settings.partition!r}, test-from = {mode!r}"
             few = f"a client has {len(train)} training and {len(tests)} test samples"
