@@ -97,7 +97,7 @@ def read_folder(settings: DataSettings, domains: Sequence[Path] = ()) -> RawData
     by_domain = settings.dataset != "image-folder"
     left_out: Counter[str] = Counter()
     # what else is in an image-folder's root is counted with the rest of its tree below
-    folders = domains or _folders(root, left_out if by_domain else None)
+    folders = domains or _folders(root, left_out if by_domain else Counter())
     trees = folders if by_domain else [root]
     picked = class_names(settings.classes)
     samples = _images_in(trees, picked if by_domain else (), left_out)
@@ -227,7 +227,7 @@ def _check_picked(
 
     unlisted = {}  # letters of a folder's name -> a folder that ``classes`` does not list
     for tree in trees:
-        for folder in _folders(tree):
+        for folder in _folders(tree, Counter()):
             name = with_composed_letters(folder.name)
             if name not in names:
                 unlisted[letters_of(name)] = folder
@@ -241,7 +241,7 @@ def _check_picked(
         raise DataError(f"classes = {settings.classes!r}: {without}")
 
 
-def _folders(root: Path, left_out: Counter[str] | None = None) -> list[Path]:
+def _folders(root: Path, left_out: Counter[str]) -> list[Path]:
     """Return the user's folders in ``root``, sorted by name; count all else in ``left_out``.
 
     Folders that systems and tools make are none of the user's (`_LEFT_OUT`).
@@ -250,12 +250,12 @@ def _folders(root: Path, left_out: Counter[str] | None = None) -> list[Path]:
     for entry in root.iterdir():
         if entry.is_dir() and not _LEFT_OUT.fullmatch(entry.name):
             folders.append(entry)
-        elif left_out is not None:
+        else:
             left_out[_kind(entry)] += 1
     return sorted(folders, key=lambda folder: with_composed_letters(folder.name))
 
 
-def image_files(folder: Path, left_out: Counter[str] | None = None) -> list[Path]:
+def image_files(folder: Path, left_out: Counter[str]) -> list[Path]:
     """Return all image files in ``folder`` and below it, sorted; count others in ``left_out``.
 
     Hidden files count as others, and so do masks of other images, folders of thumbnails, of masks,
@@ -271,25 +271,19 @@ def image_files(folder: Path, left_out: Counter[str] | None = None) -> list[Path
             is_foreign = bool(_LEFT_OUT.fullmatch(path.name) or _COPIES.fullmatch(path.name))
         # a broken link counts as an image, so that it is refused when it is read
         is_image = path.suffix.lower() in EXTENSIONS and (path.is_file() or not path.exists())
+        mask = _MASK.fullmatch(path.stem)
         if path.is_dir() and not is_foreign:
             if path.is_symlink():
                 link = f"{path} is a link to a folder, which is not followed"
                 raise DataError(f"{link}; link a whole class, or files")
             images += image_files(path, left_out)
-        elif is_image and _is_mask(path.stem, stems):
-            if left_out is not None:
-                left_out["named as masks of others"] += 1
+        elif is_image and mask and mask[1] in stems:  # ``a_mask`` beside ``a``
+            left_out["named as masks of others"] += 1
         elif is_image and not is_foreign:
             images.append(path)
-        elif left_out is not None:
+        else:
             left_out[_kind(path)] += 1
     return images
-
-
-def _is_mask(stem: str, stems: set[str]) -> bool:
-    """Return whether an image is called as a mask of one of the others: ``a_mask`` beside ``a``."""
-    match = _MASK.fullmatch(stem)
-    return match is not None and match[1] in stems
 
 
 def _kind(path: Path) -> str:
@@ -424,24 +418,17 @@ def square_rgb(image: Any, size: int) -> Images:
     return np.asarray(image.resize((size, size), resample=bilinear)).transpose(2, 0, 1)
 
 
-def open_image(file: Path) -> Any:
-    """Open an image file with PIL, by its content, which must be of a kind in `EXTENSIONS`.
+def read_image(file: Path, size: int) -> Images:
+    """Decode one image file to uint8 [3, size, size], upright; DataError if it cannot be read.
 
-    PIL reads more kinds, and does not go by a file's name: a stranger's PostScript, which is a
-    program, it would run in Ghostscript.
+    Its content must be of a kind in `EXTENSIONS`. PIL reads more kinds, and does not go by a file's
+    name: a stranger's PostScript, which is a program, it would run in Ghostscript.
     """
-    from PIL import Image
+    from PIL import Image, ImageOps
 
     kinds = Image.registered_extensions()
-    return Image.open(file, formats=[kinds[name] for name in EXTENSIONS & kinds.keys()])
-
-
-def read_image(file: Path, size: int) -> Images:
-    """Decode one image file to uint8 [3, size, size], upright; DataError if it cannot be read."""
-    from PIL import ImageOps
-
     try:
-        with open_image(file) as image:
+        with Image.open(file, formats=[kinds[name] for name in EXTENSIONS & kinds.keys()]) as image:
             if image.width * image.height > MOST_PIXELS:  # as even a small file may claim
                 limit = f"{MOST_PIXELS / 1e6:.0f} million"
                 raise ValueError(f"{image.width}×{image.height} pixels, above {limit}")

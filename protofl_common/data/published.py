@@ -5,6 +5,7 @@ downloaded; of the others, which come with their natural clients, nothing is.
 
 - ``pacs`` (Li et al., ICCV 2017), ``office10`` (Gong et al., CVPR 2012): domains of photographs,
   DOMAIN/CLASS/image.
+- MNIST-M (Ganin et al., JMLR 2016): a domain of ``digit5``.
 - ``fed-isic`` (FLamby, NeurIPS 2022): images of skin from six centres, eight classes, FLamby's
   split.
 """
@@ -23,6 +24,7 @@ from protofl_common.data.images import (
     DEFAULT_SIZE,
     data_dir_of,
     read_folder,
+    read_image,
     square_rgb,
     with_images,
 )
@@ -30,6 +32,12 @@ from protofl_common.data.raw import DataError, Images, Ints, RawData
 from protofl_common.data.table import TableFile
 
 ISIC_IMAGES = "ISIC_2019_Training_Input_preprocessed"
+MNIST_M = (
+    "mnist_m_train",
+    "mnist_m_test",
+    "mnist_m_train_labels.txt",
+    "mnist_m_test_labels.txt",
+)
 
 
 class PublicSet(NamedTuple):
@@ -110,6 +118,25 @@ def _fed_isic(root: Path, settings: DataSettings) -> RawData:
         "split": rows.columns["fold"],
     }
     return with_images(arrays, files, str(root), settings, rows.place)
+
+
+def _mnist_m(root: Path, settings: DataSettings) -> RawData:
+    """Read MNIST-M as its authors give it: two folders of images.
+
+    A list of each has a line per image with its name and digit, ``00000000.png 5``.
+    """
+    images = []
+    labels = []
+    split = []
+    # part 0 is for training, 1 for testing, as in a column ``split``
+    for part, (folder, listed) in enumerate(zip(MNIST_M[:2], MNIST_M[2:], strict=True)):
+        for line in (root / listed).read_text().splitlines():
+            name, label = line.split()
+            images.append(read_image(root / folder / name, 32))
+            labels.append(int(label))
+            split.append(part)
+    arrays = {"inputs": np.stack(images), "labels": labels, "split": split, "classes": range(10)}
+    return from_arrays(arrays, str(root))
 
 
 # -- torchvision
@@ -209,6 +236,7 @@ PUBLIC: dict[str, PublicSet] = {
         "flowers-102",
         pieces=({"split": "train"}, {"split": "val"}, {"split": "test"}),
     ),
+    "mnist-m": PublicSet(_mnist_m, origin="its authors", folder="mnist_m", files=MNIST_M),
     "pacs": PublicSet(
         _domains,
         origin="DomainBed",

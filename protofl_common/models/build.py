@@ -1,6 +1,7 @@
 """From the name of an architecture to a new model, with first weights by owner and seed."""
 
 import math
+from contextlib import suppress
 from functools import lru_cache
 from typing import TypeVar
 
@@ -248,12 +249,9 @@ def _initialise_lazy_layers(body: nn.Module, input_shape: tuple[int, ...]) -> No
     A network that fails is left as it is: `check_model` refuses it later, and says what it takes.
     """
     for dtype in (torch.float32, torch.int64):  # numbers, or tokens
-        try:
-            with torch.no_grad():
-                body.eval()(torch.zeros(2, *input_shape, dtype=dtype))
+        with suppress(Exception), torch.no_grad():  # a user's network may raise anything
+            body.eval()(torch.zeros(2, *input_shape, dtype=dtype))
             break
-        except Exception:  # a user's network may raise anything
-            continue
     body.train()
 
 
@@ -312,14 +310,12 @@ def check_model(model: SplitModel, arch: str, inputs: Tensor, feature_dim: int) 
             f"{taken} do not fit ({type(error).__name__}: {error}); {hint}"
         ) from error
 
-    wanted = (len(inputs), feature_dim)
-    if not isinstance(features, Tensor):
-        returned = type(features).__name__
-    elif features.dtype != torch.float32 or tuple(features.shape) != wanted:
+    wanted = [len(inputs), feature_dim]
+    returned = type(features).__name__
+    if isinstance(features, Tensor):
         returned = _described(features)
-    else:
-        return
-    raise SettingsError(f"{taken} become {returned}, not float32 [B, feature-dim] = {list(wanted)}")
+    if returned != f"float32 {wanted}":
+        raise SettingsError(f"{taken} become {returned}, not float32 [B, feature-dim] = {wanted}")
 
 
 def _described(tensor: Tensor) -> str:

@@ -28,9 +28,7 @@ BLOCK_FROM = 2**21
 
 
 @contextmanager
-def fused_linears(
-    model: nn.Module, optimizer: torch.optim.Optimizer, min_weights: int = MIN_WEIGHTS
-) -> Iterator[list[nn.Linear]]:
+def fused_linears(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[list[nn.Linear]]:
     """Let ``backward`` itself update the wide linear weights of ``model`` inside the ``with``.
 
     The optimizer's ``step`` updates all other parameters. Nothing else changes for the caller:
@@ -43,7 +41,7 @@ def fused_linears(
     weight itself, is a RuntimeError.
     """
     layers = []
-    for layer, group in _fusible(model, optimizer, min_weights):
+    for layer, group in _fusible(model, optimizer):
         layer.weight.grad = None
         forward = partial(_forward, layer, optimizer.state, group)
         layer.forward = forward  # type: ignore[method-assign]
@@ -58,30 +56,24 @@ def fused_linears(
 
 
 def _fusible(
-    model: nn.Module, optimizer: torch.optim.Optimizer, min_weights: int
+    model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> list[tuple[nn.Linear, dict[str, Any]]]:
     """Return a model's layers that `fused_linears` can update, each with its parameter group.
 
-    They are linear layers of at least ``min_weights`` trainable weights on a CPU, of plain SGD.
+    They are linear layers of at least `MIN_WEIGHTS` trainable weights on a CPU, of plain SGD.
     Subclasses of either are left out: their ``forward`` or ``step`` may do something else.
     """
     if type(optimizer) is not torch.optim.SGD:
         return []
-    group_of: dict[int, dict[str, Any]] = {}
+    layer_of = {layer.weight: layer for layer in model.modules() if type(layer) is nn.Linear}
+    fusible = []
     for group in optimizer.param_groups:
         if group["nesterov"] or group["dampening"] or group["maximize"]:
             continue
         for weight in group["params"]:
-            group_of[id(weight)] = group
-
-    fusible = []
-    for layer in model.modules():
-        if type(layer) is not nn.Linear or id(layer.weight) not in group_of:
-            continue
-        weight = layer.weight
-        is_wide = weight.numel() >= min_weights
-        if is_wide and weight.requires_grad and weight.device.type == "cpu":
-            fusible.append((layer, group_of[id(weight)]))
+            is_wide = weight in layer_of and weight.numel() >= MIN_WEIGHTS
+            if is_wide and weight.requires_grad and weight.device.type == "cpu":
+                fusible.append((layer_of[weight], group))
     return fusible
 
 
@@ -135,7 +127,10 @@ class _LinearWithSgd(torch.autograd.Function):
         blocks = weight.split(rows)
         momentum_blocks: Sequence[Tensor | None] = [None] * len(blocks)
         if ctx.group["momentum"]:
-            momentum_blocks = _momentum_of(ctx.weight, ctx.state).split(rows)
+            state = ctx.state[ctx.weight]
+            if state.get("momentum_buffer") is None:  # before the first step; SGD's own name
+                state["momentum_buffer"] = torch.zeros_like(weight)
+            momentum_blocks = state["momentum_buffer"].split(rows)
 
         grad_x = None
         for grad_block, block, momentum_block in zip(
@@ -150,18 +145,6 @@ class _LinearWithSgd(torch.autograd.Function):
         grad_bias = grad.sum(0) if bias_needs_grad else None
         # of x, weight (which is updated already), bias, state and group
         return grad_x, None, grad_bias, None, None
-
-
-def _momentum_of(weight: Tensor, states: dict[Tensor, Any]) -> Tensor:
-    """Return the momentum M of a weight: the buffer that ``torch.optim.SGD`` itself would use.
-
-    Before the first step it is made, of zeros, and put into the optimizer's ``states``.
-    """
-    state = states[weight]
-    if state.get("momentum_buffer") is None:
-        state["momentum_buffer"] = torch.zeros_like(weight)
-    momentum: Tensor = state["momentum_buffer"]
-    return momentum
 
 
 def _update(
