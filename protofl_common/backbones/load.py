@@ -90,8 +90,10 @@ def load_backbone(name: str, device: torch.device) -> Backbone:
         with torch.random.fork_rng(devices=[]):
             parts = read(parsed)
     except Exception as error:  # of JSON, base64, pickle, safetensors, a library or its hub
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        raise BackboneError(f"backbone {name}: cannot be had ({reason})") from error
+        raise BackboneError(
+            f"backbone {name}: cannot be had "
+            f"({type(error).__name__}: {' '.join(str(error).split())})"
+        ) from error
     backbone = frozen_backbone(parsed, *parts)
     backbone.network.to(device).to(memory_format=torch.channels_last)  # a third faster
     return backbone
@@ -234,8 +236,9 @@ def timm() -> Any:
     try:
         return import_module("timm")
     except ImportError as error:
-        cure = "pip install 'protofl[timm]' on every machine"
-        raise ImportError(f"{error.name} is not installed; {cure}") from error
+        raise ImportError(
+            f"{error.name} is not installed; pip install 'protofl[timm]' on every machine"
+        ) from error
 
 
 def classifier_name(arch: str) -> str:

@@ -167,8 +167,10 @@ def annotated(labels: Ints, settings: DataSettings, client: int, clients: int) -
     if number > total:
         raise DataError(f"{which}: there are only {total} labels")
     if number * clients < total:
-        without = f"{clients} clients would leave some of the {total} labels to nobody"
-        raise DataError(f"{which}: {without}; choose more")
+        raise DataError(
+            f"{which}: {clients} clients would leave some of the {total} labels to nobody; "
+            "choose more"
+        )
     # neighbours on a ring of all labels; the clients begin at even distances, so that all labels
     # are annotated about as often
     begin = client * total // clients

@@ -151,8 +151,10 @@ def locate_digit5(settings: DataSettings) -> tuple[Path, ...]:
     files_of = _digit5_files(settings)
     if len(files_of) < 2:
         of_mnist_m = ", ".join(f"mnist_m/{file}" for file in MNIST_M)
-        wanted = f"two of {', '.join(DIGIT5)}: torchvision's files, and {of_mnist_m}"
-        raise DataError(f"dataset = 'digit5': data-dir = {settings.data_dir!r} must have {wanted}")
+        raise DataError(
+            f"dataset = 'digit5': data-dir = {settings.data_dir!r} must have "
+            f"two of {', '.join(DIGIT5)}: torchvision's files, and {of_mnist_m}"
+        )
     return tuple(chain.from_iterable(files_of.values()))
 
 

@@ -186,8 +186,9 @@ class Division:
             rows = np.flatnonzero(self.official == 0)
         total = settings.total_samples
         if total > len(rows):
-            cure = "use at most that, or 0"
-            raise DataError(f"total-samples = {total}: there are only {len(rows)}; {cure}")
+            raise DataError(
+                f"total-samples = {total}: there are only {len(rows)}; use at most that, or 0"
+            )
         if total:
             rng = self.random("total-samples")
             rows = np.sort(rng.choice(rows, size=total, replace=False))
@@ -198,8 +199,10 @@ class Division:
         if self.partition.needs_domains:
             self._check_domains(pool)
         if settings.test_from.startswith("official") and not (self.official == 1).any():
-            without = "the data mark no test samples; use split or balanced"
-            raise DataError(f"test-from = {settings.test_from!r}: {without}")
+            raise DataError(
+                f"test-from = {settings.test_from!r}: "
+                "the data mark no test samples; use split or balanced"
+            )
         return pool
 
     def _of_domain(self, pool: Pool) -> Pool:
@@ -210,11 +213,14 @@ class Division:
         by_domains = [name for name, row in PARTITIONS.items() if row.needs_domains]
         allowed = ("own", *by_domains)
         if settings.partition not in allowed:
-            without = f"has no meaning with partition {settings.partition!r}, only {allowed}"
-            raise DataError(f"{which}: {without}")
+            raise DataError(
+                f"{which}: has no meaning with partition {settings.partition!r}, only {allowed}"
+            )
         if self.domain not in names:
-            has = f"has no such domain; its domains: {', '.join(names) or 'none'}"
-            raise DataError(f"{which}: dataset {settings.dataset!r} {has}")
+            raise DataError(
+                f"{which}: dataset {settings.dataset!r} "
+                f"has no such domain; its domains: {', '.join(names) or 'none'}"
+            )
         pool = pool.take(np.flatnonzero(pool.domains == names.index(self.domain)))
         return replace(pool, domains=np.zeros_like(pool.domains), domain_names=(self.domain,))
 
@@ -222,8 +228,10 @@ class Division:
         """Raise DataError if a partition by domains finds no domains, or one without samples."""
         which = f"partition = {self.settings.partition!r}"
         if not pool.domain_names:
-            cure = "give them a column 'client', or choose another partition"
-            raise DataError(f"{which}: the data name no clients or domains; {cure}")
+            raise DataError(
+                f"{which}: the data name no clients or domains; "
+                "give them a column 'client', or choose another partition"
+            )
         if self.domain:  # the pool has this domain alone: what the others have does not matter
             return
         with_samples = {pool.domain_names[owner] for owner in np.unique(self.owners)}
@@ -268,15 +276,18 @@ class Division:
         has no digests of its samples.
         """
         if not self.key:
-            which = f"test-from = {KEYED!r}"
-            raise DataError(f"{which}: only in the node config of a site with data of its own")
+            raise DataError(
+                f"test-from = {KEYED!r}: only in the node config of a site with data of its own"
+            )
         if self.by_client:
             contents = [self.data.domain_names[owner].encode() for owner in self.owners[rows]]
         else:
             contents = [digest.tobytes() for digest in self.data.contents[rows]]
             if contents and not contents[0]:  # `RawData.contents` is empty: no digests
-                cure = "choose split, or keep them as files"
-                raise DataError(f"test-from = {KEYED!r}: not with {self.settings.dataset}; {cure}")
+                raise DataError(
+                    f"test-from = {KEYED!r}: not with {self.settings.dataset}; "
+                    "choose split, or keep them as files"
+                )
         # ``person`` personalises the hash: one key gives other numbers for another purpose
         hashes = [
             blake2b(content, key=self.key, person=purpose.encode(), digest_size=8).digest()
@@ -451,21 +462,22 @@ class Division:
         elif mode == "balanced":
             tests = tests[np.isin(self.domains[tests], self.domains[train])]
             if not len(tests):
-                without = "a client's domain has no sample left to test on; use split"
-                raise DataError(f"test-from = 'balanced': {without}")
+                raise DataError(
+                    "test-from = 'balanced': "
+                    "a client's domain has no sample left to test on; use split"
+                )
             _, counts = np.unique(self.labels[tests], return_counts=True)
             limit = limit or len(counts) * counts.min()
             choose = balanced
 
         tests = np.sort(tests[choose(self.labels[tests], limit, rng)])
         if not (len(train) and len(tests)):
-            which = f"partition = {settings.partition!r}, test-from = {mode!r}"
-            few = f"a client has {len(train)} training and {len(tests)} test samples"
-            cure = (
+            raise DataError(
+                f"partition = {settings.partition!r}, test-from = {mode!r}: "
+                f"a client has {len(train)} training and {len(tests)} test samples; "
                 "leave out classes of few samples, or of one `client`, "
                 "or use fewer clients or more total-samples"
             )
-            raise DataError(f"{which}: {few}; {cure}")
         return tests
 
     def _tests_of_classes(self, classes: Ints, tests: Ints) -> Ints:
@@ -478,8 +490,9 @@ class Division:
             self.tests_of[key] = tests[np.isin(self.labels[tests], classes)]
         if not len(self.tests_of[key]):
             names = ", ".join(sorted(self.strata_names[label] for label in classes))
-            without = f"the official test part has no sample of classes {names}"
-            raise DataError(f"test-from = 'official': {without}")
+            raise DataError(
+                f"test-from = 'official': the official test part has no sample of classes {names}"
+            )
         return self.tests_of[key]
 
     def _validated(self, client: int, train: Ints, share: Ints) -> tuple[Ints, Ints]:
@@ -505,6 +518,8 @@ class Division:
         return train[stay], train[aside]
 
     def _too_few(self, what: str) -> DataError:
-        each = "each needs one for training and one for testing"
-        cure = "use fewer clients (num-partitions), a larger total-samples or another partition"
-        return DataError(f"partition = {self.settings.partition!r}: {what} ({each}); {cure}")
+        return DataError(
+            f"partition = {self.settings.partition!r}: {what} "
+            "(each needs one for training and one for testing); "
+            "use fewer clients (num-partitions), a larger total-samples or another partition"
+        )

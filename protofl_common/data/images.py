@@ -68,12 +68,15 @@ def data_dir_of(settings: DataSettings, *, hint: str = "") -> Path:
     dataset = settings.dataset
     if not settings.data_dir:
         filled = ", which download = true can fill" if hint else ""
-        needs = f"dataset {dataset!r} needs files; set data-dir to their folder{filled}"
-        raise DataError(f"data-dir = '': {needs} (on a site with a node config of its own: there)")
+        raise DataError(
+            f"data-dir = '': dataset {dataset!r} needs files; set data-dir to their folder"
+            f"{filled} (on a site with a node config of its own: there)"
+        )
     root = Path(settings.data_dir).expanduser().absolute()
     if not root.is_dir():
-        missing = f"there is no such folder (dataset {dataset!r}){hint}"
-        raise DataError(f"data-dir = {settings.data_dir!r}: {missing}")
+        raise DataError(
+            f"data-dir = {settings.data_dir!r}: there is no such folder (dataset {dataset!r}){hint}"
+        )
     return root
 
 
@@ -103,8 +106,9 @@ def read_folder(settings: DataSettings, domains: Sequence[Path] = ()) -> RawData
     samples = _images_in(trees, picked if by_domain else (), left_out)
     if not samples:
         layout = "DOMAIN/CLASS/image" if by_domain else "CLASS/image"
-        none = f"no images laid out as {layout} in {root}"
-        raise DataError(f"data-dir = {settings.data_dir!r}: {none}")
+        raise DataError(
+            f"data-dir = {settings.data_dir!r}: no images laid out as {layout} in {root}"
+        )
 
     arrays: dict[str, Any] = {"labels": [image.class_name for image in samples]}
     if by_domain:
@@ -166,16 +170,19 @@ def _check_classes_of_folders(
     if names:
         for image in samples:
             if image.class_name not in names:
-                unlisted = f"the folder {image.class_name!r} (of {image.file})"
-                raise DataError(f"classes = {settings.classes!r} does not list {unlisted}")
+                raise DataError(
+                    f"classes = {settings.classes!r} does not list "
+                    f"the folder {image.class_name!r} (of {image.file})"
+                )
         return
     for folder in folders:
         name = with_composed_letters(folder.name)
         if name not in present:
             kinds = ", ".join(sorted(EXTENSIONS))
-            without = f"is a class without an image there ({kinds})"
-            cure = "add some, remove it, or name the classes"
-            raise DataError(f"classes = '': the folder {name!r} in {root} {without}; {cure}")
+            raise DataError(
+                f"classes = '': the folder {name!r} in {root} is a class without an image there "
+                f"({kinds}); add some, remove it, or name the classes"
+            )
 
     if len(folders) > 1 and all(PART.fullmatch(folder.name) for folder in folders):
         raise _no_layout(root, folders, "classes")
@@ -207,8 +214,9 @@ def _no_layout(root: Path, folders: Sequence[Path], taken: str) -> DataError:
     of_parts = "for parts list the images in a manifest with a split, or take hf:NAME"
     if taken == "domains":
         return DataError(f"{which}: {are}; {of_parts}; call sites otherwise")
-    of_sites = "take dataset = 'domain-folder' for sites"
-    return DataError(f"{which}: {are}; {of_sites}; {of_parts}; or name `classes`")
+    return DataError(
+        f"{which}: {are}; take dataset = 'domain-folder' for sites; {of_parts}; or name `classes`"
+    )
 
 
 def _check_picked(
@@ -274,8 +282,10 @@ def image_files(folder: Path, left_out: Counter[str]) -> list[Path]:
         mask = _MASK.fullmatch(path.stem)
         if path.is_dir() and not is_foreign:
             if path.is_symlink():
-                link = f"{path} is a link to a folder, which is not followed"
-                raise DataError(f"{link}; link a whole class, or files")
+                raise DataError(
+                    f"{path} is a link to a folder, which is not followed; "
+                    "link a whole class, or files"
+                )
             images += image_files(path, left_out)
         elif is_image and mask and mask[1] in stems:  # ``a_mask`` beside ``a``
             left_out["named as masks of others"] += 1
@@ -337,8 +347,9 @@ def with_images(
     data = from_arrays(kept, where, settings.classes, lambda row: place(rows[row]), several=several)
     lost = [name for name in all_rows.classes if name not in data.classes]
     if lost:
-        none = f"no image of {first_of(lost)} can be read"
-        raise DataError(f"{where}: {none} ({unreadable[min(unreadable)]})")
+        raise DataError(
+            f"{where}: no image of {first_of(lost)} can be read ({unreadable[min(unreadable)]})"
+        )
     count = f"{len(unreadable)} of {len(files)} images cannot be read, and are left out"
     notes = (f"{where}: {count}", *map(str, unreadable.values()))
     return replace(data, contents=contents, notes=(*data.notes, *notes))
@@ -406,12 +417,16 @@ def square_rgb(image: Any, size: int) -> Images:
     if image is None:
         raise ValueError("there is none")
     if image.mode.startswith(("I", "F")):  # PIL would cut them off at 255
-        deep = f"its pixels have more than 8 bits (mode {image.mode}), whose range nobody says"
-        raise ValueError(f"{deep}: save it with 8 bits, or bring arrays of floating point")
+        raise ValueError(
+            f"its pixels have more than 8 bits (mode {image.mode}), whose range nobody says: "
+            "save it with 8 bits, or bring arrays of floating point"
+        )
     # MPO is a phone's photo, whose further frames are previews or a second view
     if image.format != "MPO" and getattr(image, "n_frames", 1) > 1:
-        several = f"it has {image.n_frames} pages or frames, of which one would be seen"
-        raise ValueError(f"{several}; save each as an image")
+        raise ValueError(
+            f"it has {image.n_frames} pages or frames, of which one would be seen; "
+            "save each as an image"
+        )
     if image.mode != "RGB":  # else convert would copy it: half of the time of a photo
         image = image.convert("RGB")
     bilinear = 2  # Image.Resampling.BILINEAR
@@ -430,12 +445,12 @@ def read_image(file: Path, size: int) -> Images:
     try:
         with Image.open(file, formats=[kinds[name] for name in EXTENSIONS & kinds.keys()]) as image:
             if image.width * image.height > MOST_PIXELS:  # as even a small file may claim
-                limit = f"{MOST_PIXELS / 1e6:.0f} million"
-                raise ValueError(f"{image.width}×{image.height} pixels, above {limit}")
+                raise ValueError(
+                    f"{image.width}×{image.height} pixels, above {MOST_PIXELS / 1e6:.0f} million"
+                )
             # what a camera noted of its position may be broken: then the image stays as it is
             with suppress(Exception):
                 ImageOps.exif_transpose(image, in_place=True)
             return square_rgb(image, size)
     except Exception as error:  # what decoders raise of a broken file may be anything
-        cure = "repair or remove it"
-        raise DataError(f"{file} is not a readable image ({error}); {cure}") from error
+        raise DataError(f"{file} is not a readable image ({error}); repair or remove it") from error

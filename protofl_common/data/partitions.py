@@ -277,9 +277,11 @@ def _cut_among(
         if not members:
             continue
         if len(deck) < len(members):
-            few = f"class {pool.labels[deck[0]]} has {len(deck)} samples for {len(members)} clients"
-            cure = "use fewer clients or a smaller classes-per-client"
-            raise DataError(f"partition = {settings.partition!r}: {few}; {cure}")
+            raise DataError(
+                f"partition = {settings.partition!r}: "
+                f"class {pool.labels[deck[0]]} has {len(deck)} samples for {len(members)} clients; "
+                "use fewer clients or a smaller classes-per-client"
+            )
         dealt = np.split(deck, cuts(len(deck), len(members)))
         for client, part in zip(members, dealt, strict=True):
             parts[client].append(part)
@@ -379,9 +381,11 @@ def feature_shift(pool: Pool, settings: DataSettings, clients: int, rng: Generat
         positions = np.flatnonzero(pool.domains == domain)
         if len(positions) < len(members):
             name = pool.domain_names[domain]
-            few = f"domain {name!r} has {len(positions)} samples for {len(members)} clients"
-            cure = "use fewer clients, or a larger total-samples"
-            raise DataError(f"partition = {settings.partition!r}: {few}; {cure}")
+            raise DataError(
+                f"partition = {settings.partition!r}: "
+                f"domain {name!r} has {len(positions)} samples for {len(members)} clients; "
+                "use fewer clients, or a larger total-samples"
+            )
         parts = dealt_evenly(pool.labels[positions], len(members), rng)
         for client, part in zip(members, parts, strict=True):
             shares[client] = positions[part]
@@ -418,8 +422,10 @@ def parse_clients_per_domain(text: str) -> list[int]:
         return []
     counts = [count.strip() for count in text.split(",")]
     if not all(count.isdecimal() for count in counts):
-        wanted = "must be numbers separated by commas, such as '1,4,2,2,1'"
-        raise DataError(f"clients-per-domain = {text!r}: {wanted}")
+        raise DataError(
+            f"clients-per-domain = {text!r}: "
+            "must be numbers separated by commas, such as '1,4,2,2,1'"
+        )
     return [int(count) for count in counts]
 
 
@@ -434,8 +440,10 @@ def _domain_of_clients(text: str, domain_names: tuple[str, ...], clients: int) -
     if not counts:
         return np.arange(clients) % len(domain_names)
     if len(counts) != len(domain_names):
-        has = f"the data have {len(domain_names)}: {', '.join(domain_names)}"
-        raise DataError(f"clients-per-domain = {text!r} names {len(counts)} domains; {has}")
+        raise DataError(
+            f"clients-per-domain = {text!r} names {len(counts)} domains; "
+            f"the data have {len(domain_names)}: {', '.join(domain_names)}"
+        )
     if sum(counts) != clients:
         raise DataError(
             f"clients-per-domain = {text!r} sums to {sum(counts)} clients, "

@@ -85,9 +85,10 @@ def locate_public(name: str, settings: DataSettings) -> tuple[Path, ...]:
                 download(data_dir)
                 root, missing = row.place(data_dir)
     if missing:
-        where = f"neither in data-dir = {settings.data_dir!r} nor in its folder {row.folder!r}"
         raise DataError(
-            f"dataset = {name!r}: {', '.join(missing)} is {where}; fetch it from {row.origin}"
+            f"dataset = {name!r}: {', '.join(missing)} is "
+            f"neither in data-dir = {settings.data_dir!r} nor in its folder {row.folder!r}; "
+            f"fetch it from {row.origin}"
         )
     return tuple(root / file for file in row.files)
 
@@ -109,9 +110,10 @@ def _fed_isic(root: Path, settings: DataSettings) -> RawData:
     files = [root / ISIC_IMAGES / f"{name}.jpg" for name in rows.columns["image"]]
     missing = [file for file in files if not file.is_file()]
     if missing:
-        what = f"{len(missing)} images are not there, such as {missing[0]}"
-        cure = "fetch them, or take their rows out of train_test_split"
-        raise DataError(f"dataset = 'fed-isic': {what}; {cure}")
+        raise DataError(
+            f"dataset = 'fed-isic': {len(missing)} images are not there, such as {missing[0]}; "
+            "fetch them, or take their rows out of train_test_split"
+        )
     arrays = {
         "labels": rows.columns["target"],
         "client": rows.columns["center"],
@@ -170,8 +172,9 @@ def _decoded(cls: str, pieces: Pieces, root: Path, settings: DataSettings) -> Ra
         opened = [open_piece(str(root), **arguments) for arguments in pieces]
         images = [_images(piece, settings.image_size or DEFAULT_SIZE) for piece in opened]
     except (RuntimeError, OSError, ValueError, EOFError) as error:
-        what = f"torchvision cannot read {cls} in {root} ({error})"
-        raise DataError(f"dataset = {settings.dataset!r}: {what}") from error
+        raise DataError(
+            f"dataset = {settings.dataset!r}: torchvision cannot read {cls} in {root} ({error})"
+        ) from error
     labels = np.concatenate([_labels(piece) for piece in opened])
     test_begins = len(labels) - len(images[-1])  # the last piece is the test part
     arrays = {

@@ -125,8 +125,10 @@ def resized(images: Inputs, side: int) -> Inputs:
     if side == 0 or (are_images(images) and images.shape[2:] == (side, side)):
         return images
     if not are_images(images):
-        sample = f"a sample is {described(images)}"
-        raise DataError(f"image-size = {side}: only images can be resized; {sample}; use 0")
+        raise DataError(
+            f"image-size = {side}: only images can be resized; a sample is {described(images)}; "
+            "use 0"
+        )
     import torch
 
     result = np.empty((*images.shape[:2], side, side), np.uint8)

@@ -6,36 +6,33 @@ stand ``name:left`` [P, K] and ``name:right`` [K, Q], one of which has the singu
 """
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor
+
+from protofl_common.maths.aggregation import State
 
 LEFT = ":left"
 RIGHT = ":right"
 
 
-def change_of(
-    after: Mapping[str, Tensor], before: Mapping[str, Tensor], trained: Collection[str]
-) -> dict[str, Tensor]:
+def change_of(after: State, before: State, trained: Collection[str]) -> dict[str, Tensor]:
     """Return after − before of the ``trained`` parameters, and all other tensors as ``after``."""
-    update = {}
-    for name, value in after.items():
-        update[name] = value - before[name] if name in trained else value
-    return update
+    return {
+        name: value - before[name] if name in trained else value for name, value in after.items()
+    }
 
 
-def apply_change(
-    before: Mapping[str, Tensor], update: Mapping[str, Tensor], trained: Collection[str]
-) -> dict[str, Tensor]:
+def apply_change(before: State, update: State, trained: Collection[str]) -> dict[str, Tensor]:
     """Return the weights after an update: ``before`` plus what `change_of` gave."""
-    after = {}
-    for name, value in before.items():
-        after[name] = value + update[name] if name in trained else update[name].clone()
-    return after
+    return {
+        name: value + update[name] if name in trained else update[name].clone()
+        for name, value in before.items()
+    }
 
 
-def compress(weights: Mapping[str, Tensor], energy: float) -> dict[str, Tensor]:
+def compress(weights: State, energy: float) -> dict[str, Tensor]:
     """Return the weights, with two `factors` in the place of a matrix where these are smaller.
 
     They are called ``name:left`` and ``name:right``. ``energy``, in (0, 1], is the part of the
@@ -51,7 +48,7 @@ def compress(weights: Mapping[str, Tensor], energy: float) -> dict[str, Tensor]:
     return update
 
 
-def expand(update: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def expand(update: State, like: State) -> dict[str, Tensor]:
     """Return the weights that `compress` was given, with its factors multiplied.
 
     They have the names and shapes of ``like``; rounded, and less what the factors did not keep.

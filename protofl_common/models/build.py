@@ -35,6 +35,8 @@ from protofl_common.models.devices import seeded
 from protofl_common.models.split import HiddenHead, LinearHead, SplitModel, class_directions
 
 M = TypeVar("M", bound=nn.Module)
+Shape = tuple[int, ...]
+"""Of a sample, as (channels, H, W) or (features,); () for a head alone."""
 SMALLEST_IMAGE = 8
 IMAGES = (
     f"square images [channels, H, W] (grey: [1, H, W]) of at least {SMALLEST_IMAGE} pixels a side "
@@ -51,7 +53,7 @@ GROUPS_HINT = (
 
 def initial_model(
     arch: str,
-    input_shape: tuple[int, ...],
+    input_shape: Shape,
     num_classes: int,
     settings: ModelSettings,
     seed: int,
@@ -107,7 +109,7 @@ def copied(module: M) -> M:
 def build_model(
     arch: str,
     *,
-    input_shape: tuple[int, ...],
+    input_shape: Shape,
     num_classes: int,
     feature_dim: int,
     seed: int,
@@ -146,9 +148,7 @@ _shared_model = lru_cache(maxsize=4)(build_model)
 
 
 @lru_cache(maxsize=64)
-def _check_size(
-    arch: str, input_shape: tuple[int, ...], num_classes: int, feature_dim: int
-) -> None:
+def _check_size(arch: str, input_shape: Shape, num_classes: int, feature_dim: int) -> None:
     """Refuse a network of more than `MAX_PARAMETERS` with SettingsError, before it takes memory."""
     body_name, _ = body_and_hidden(arch)
     # any seed would do: nothing that is drawn is kept, and torch's generator stays as it was
@@ -193,7 +193,7 @@ def _head(
     return layers
 
 
-def _body(name: str, input_shape: tuple[int, ...], feature_dim: int) -> nn.Module:
+def _body(name: str, input_shape: Shape, feature_dim: int) -> nn.Module:
     """Build the body called ``name``; ValueError for samples of another shape than it takes."""
     if is_python_name(name):
         return _users_body(name, input_shape, feature_dim)
@@ -221,7 +221,7 @@ def _body(name: str, input_shape: tuple[int, ...], feature_dim: int) -> nn.Modul
     )
 
 
-def _users_body(name: str, input_shape: tuple[int, ...], feature_dim: int) -> nn.Module:
+def _users_body(name: str, input_shape: Shape, feature_dim: int) -> nn.Module:
     """Build a network of the user's own: ``arch = "module:name"``.
 
     ``name(input_shape=(…), feature_dim=D)`` must return an ``nn.Module`` that maps inputs
@@ -243,7 +243,7 @@ def _users_body(name: str, input_shape: tuple[int, ...], feature_dim: int) -> nn
     return body
 
 
-def _initialise_lazy_layers(body: nn.Module, input_shape: tuple[int, ...]) -> None:
+def _initialise_lazy_layers(body: nn.Module, input_shape: Shape) -> None:
     """Run a network on two samples of zeros, so that layers take their shapes from their inputs.
 
     A network that fails is left as it is: `check_model` refuses it later, and says what it takes.
@@ -255,7 +255,7 @@ def _initialise_lazy_layers(body: nn.Module, input_shape: tuple[int, ...]) -> No
     body.train()
 
 
-def _library_body(name: str, input_shape: tuple[int, ...], feature_dim: int) -> nn.Module:
+def _library_body(name: str, input_shape: Shape, feature_dim: int) -> nn.Module:
     """Build an untrained network of a library: ``torchvision:resnet18``, ``timm:convnext_atto``.
 
     Only what a library lists as its classifiers has such a name: a name imports nothing else, and

@@ -25,6 +25,7 @@ from torch.autograd.function import once_differentiable
 MIN_WEIGHTS = 2**17  # smaller layers gain nothing
 BLOCK_ROWS = 32  # rows at a time, of layers of at least `BLOCK_FROM` weights
 BLOCK_FROM = 2**21
+Group = dict[str, Any]  # of an optimizer's parameters: its settings, and the parameters
 
 
 @contextmanager
@@ -55,9 +56,7 @@ def fused_linears(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterato
             del layer.forward  # the attribute of the instance, behind which is the method
 
 
-def _fusible(
-    model: nn.Module, optimizer: torch.optim.Optimizer
-) -> list[tuple[nn.Linear, dict[str, Any]]]:
+def _fusible(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[tuple[nn.Linear, Group]]:
     """Return a model's layers that `fused_linears` can update, each with its parameter group.
 
     They are linear layers of at least `MIN_WEIGHTS` trainable weights on a CPU, of plain SGD.
@@ -85,9 +84,7 @@ def _refuse_gradients(layers: list[nn.Linear], *_: Any) -> None:
         )
 
 
-def _forward(
-    layer: nn.Linear, state: dict[Tensor, Any], group: dict[str, Any], x: Tensor
-) -> Tensor:
+def _forward(layer: nn.Linear, state: dict[Tensor, Any], group: Group, x: Tensor) -> Tensor:
     """Compute a linear layer's output; while training, its backward pass will update the weight.
 
     ``state`` is the optimizer's, and ``group`` the parameter group that the weight is in.
@@ -106,7 +103,7 @@ class _LinearWithSgd(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         state: dict[Tensor, Any],
-        group: dict[str, Any],
+        group: Group,
     ) -> Tensor:
         # as saved tensors: in `backward` autograd then notices if the weight has changed in between
         ctx.save_for_backward(x, weight)
@@ -148,7 +145,7 @@ class _LinearWithSgd(torch.autograd.Function):
 
 
 def _update(
-    weight: Tensor, momentum: Tensor | None, grad_T: Tensor, x: Tensor, group: dict[str, Any]
+    weight: Tensor, momentum: Tensor | None, grad_T: Tensor, x: Tensor, group: Group
 ) -> None:
     """Take one step of SGD with the gradient gᵀx: M ← μ M + gᵀx + λ W, W ← W − lr·M, in place.
 

@@ -74,8 +74,10 @@ class Predictor:
         self.card = trained.card
         for name in self.card.backbones:
             if not is_allowed(name, allow):
-                asks = f"the model of {self.card.site} asks for the backbone {name}"
-                raise SettingsError(f"{asks}; give --allow-backbones {name} to let it")
+                raise SettingsError(
+                    f"the model of {self.card.site} asks for the backbone {name}; "
+                    f"give --allow-backbones {name} to let it"
+                )
         self.device = torch.device(device)
         self.model = trained.build().to(self.device)
         self.prototypes = trained.prototypes
@@ -280,8 +282,10 @@ def write_onnx(trained: TrainedModel, file: Path) -> None:
     """
     card = trained.card
     if card.backbones:
-        why = f"{card.site}'s model has frozen backbones in front of it, which are not exported"
-        raise SettingsError(f"--onnx: {why}")
+        raise SettingsError(
+            "--onnx: "
+            f"{card.site}'s model has frozen backbones in front of it, which are not exported"
+        )
     file.parent.mkdir(parents=True, exist_ok=True)
     dtype = torch.float32 if card.mean else torch.int64  # tokens are not normalised
     example = torch.zeros(2, *card.input_shape, dtype=dtype)  # of 1 input its number would be fixed
@@ -304,5 +308,6 @@ def write_onnx(trained: TrainedModel, file: Path) -> None:
                 dynamic_shapes={"inputs": {0: torch.export.Dim("N", min=1)}},
             )
     except ImportError as error:
-        missing = f"{error.name} is not installed"
-        raise SettingsError(f"--onnx: {missing}; pip install 'protofl[onnx]'") from error
+        raise SettingsError(
+            f"--onnx: {error.name} is not installed; pip install 'protofl[onnx]'"
+        ) from error
