@@ -80,6 +80,10 @@ def data_dir_of(settings: DataSettings, *, hint: str = "") -> Path:
     return root
 
 
+_Folders = list[tuple[str, Path]]
+"""The name of each folder, of composed letters, and the folder."""
+
+
 class _Sample(NamedTuple):
     """An image, and the names of the folders that say its class and its domain."""
 
@@ -100,8 +104,11 @@ def read_folder(settings: DataSettings, domains: Sequence[Path] = ()) -> RawData
     by_domain = settings.dataset != "image-folder"
     left_out: Counter[str] = Counter()
     # what else is in an image-folder's root is counted with the rest of its tree below
-    folders = domains or _folders(root, left_out if by_domain else Counter())
-    trees = folders if by_domain else [root]
+    folders = [(path.name, path) for path in domains]
+    if not domains:
+        folders = _folders(root, left_out if by_domain else Counter())
+    names = [name for name, _ in folders]
+    trees = folders if by_domain else [("", root)]
     picked = class_names(settings.classes)
     samples = _images_in(trees, picked if by_domain else (), left_out)
     if not samples:
@@ -112,8 +119,8 @@ def read_folder(settings: DataSettings, domains: Sequence[Path] = ()) -> RawData
 
     arrays: dict[str, Any] = {"labels": [image.class_name for image in samples]}
     if by_domain:
-        parts = [folder for folder in folders if PART.fullmatch(folder.name)]
-        if len(parts) > 1 or len(parts) == len(folders):
+        parts = [name for name in names if PART.fullmatch(name)]
+        if len(parts) > 1 or len(parts) == len(names):
             raise _no_layout(root, parts, "domains")
         _check_picked(samples, trees, root, settings)
         arrays["domain"] = [image.domain for image in samples]
@@ -129,27 +136,23 @@ def read_folder(settings: DataSettings, domains: Sequence[Path] = ()) -> RawData
     if left_out:
         note += f"; left out: {counts_of(left_out)}"
     if by_domain:  # domains without images count, too, so indices are into the names of all folders
-        names = sorted({with_composed_letters(folder.name) for folder in folders})
+        names = sorted({*names})
         indices = np.array([names.index(name) for name in data.domain_names], np.int64)
         data = replace(data, domains=indices[data.domains], domain_names=tuple(names))
     return replace(data, notes=(note, *data.notes))
 
 
-def _images_in(
-    trees: Sequence[Path], names: tuple[str, ...], left_out: Counter[str]
-) -> list[_Sample]:
+def _images_in(trees: _Folders, names: tuple[str, ...], left_out: Counter[str]) -> list[_Sample]:
     """Return all images TREE/CLASS/image; with ``names`` only those of these classes.
 
     What is passed over is counted in ``left_out``.
     """
     samples = []
-    for tree in trees:
-        for folder in _folders(tree, left_out):
-            name = with_composed_letters(folder.name)
+    for domain, tree in trees:
+        for name, folder in _folders(tree, left_out):
             if names and name not in names:
                 left_out["folder of no class in `classes`"] += 1
                 continue
-            domain = with_composed_letters(tree.name)
             for file in image_files(folder, left_out):
                 *folders_below, _ = file.relative_to(folder).parts
                 samples.append(_Sample(file, name, domain, "".join(folders_below[:1])))
@@ -157,7 +160,7 @@ def _images_in(
 
 
 def _check_classes_of_folders(
-    samples: list[_Sample], folders: Sequence[Path], root: Path, settings: DataSettings
+    samples: list[_Sample], folders: _Folders, root: Path, settings: DataSettings
 ) -> None:
     """Raise DataError for folders of an ``image-folder`` that are no classes.
 
@@ -175,8 +178,7 @@ def _check_classes_of_folders(
                     f"the folder {image.class_name!r} (of {image.file})"
                 )
         return
-    for folder in folders:
-        name = with_composed_letters(folder.name)
+    for name, _ in folders:
         if name not in present:
             kinds = ", ".join(sorted(EXTENSIONS))
             raise DataError(
@@ -184,16 +186,13 @@ def _check_classes_of_folders(
                 f"({kinds}); add some, remove it, or name the classes"
             )
 
-    if len(folders) > 1 and all(PART.fullmatch(folder.name) for folder in folders):
-        raise _no_layout(root, folders, "classes")
+    if len(folders) > 1 and all(PART.fullmatch(name) for name, _ in folders):
+        raise _no_layout(root, sorted(present), "classes")
     # a folder that itself has images is a class; of the others compare the names of their folders
     direct = {image.class_name for image in samples if image.file.parent.parent == root}
-    nested = [folder for folder in folders if with_composed_letters(folder.name) not in direct]
-    names_below = {folder: _names_below(folder) for folder in nested}
+    names_below = {name: _names_below(folder) for name, folder in folders if name not in direct}
     times = Counter([*present, *chain.from_iterable(names_below.values())])
-    no_classes = [
-        folder for folder in nested if any(times[name] > 1 for name in names_below[folder])
-    ]
+    no_classes = [name for name, below in names_below.items() if any(times[n] > 1 for n in below)]
     if no_classes:
         raise _no_layout(root, no_classes, "classes")
 
@@ -208,8 +207,8 @@ def _names_below(folder: Path) -> set[str]:
     return {name for name in names if not any(kind.fullmatch(name) for kind in no_classes)}
 
 
-def _no_layout(root: Path, folders: Sequence[Path], taken: str) -> DataError:
-    which = f"{first_of(folder.name for folder in folders)} in {root}"
+def _no_layout(root: Path, names: Sequence[str], taken: str) -> DataError:
+    which = f"{first_of(names)} in {root}"
     are = f"parts, folds or sites of a data set, which would be taken for {taken}"
     of_parts = "for parts list the images in a manifest with a split, or take hf:NAME"
     if taken == "domains":
@@ -220,7 +219,7 @@ def _no_layout(root: Path, folders: Sequence[Path], taken: str) -> DataError:
 
 
 def _check_picked(
-    samples: list[_Sample], trees: Sequence[Path], root: Path, settings: DataSettings
+    samples: list[_Sample], trees: _Folders, root: Path, settings: DataSettings
 ) -> None:
     """Raise DataError for a class in the setting ``classes`` without images in a domain-folder.
 
@@ -234,22 +233,23 @@ def _check_picked(
         return
 
     unlisted = {}  # letters of a folder's name -> a folder that ``classes`` does not list
-    for tree in trees:
-        for folder in _folders(tree, Counter()):
-            name = with_composed_letters(folder.name)
+    for _, tree in trees:
+        for name, folder in _folders(tree, Counter()):
             if name not in names:
                 unlisted[letters_of(name)] = folder
+    which = f"classes = {settings.classes!r}"
     for name in absent:
         folder_alike = unlisted.get(letters_of(name))
         if folder_alike:
-            without = f"{name!r} has no images, and it does not list the folder {folder_alike}"
-            raise DataError(f"classes = {settings.classes!r}: {without}; is it misspelt?")
+            raise DataError(
+                f"{which}: {name!r} has no images, and it does not list the folder {folder_alike}; "
+                "is it misspelt?"
+            )
     if settings.partition != "own":
-        without = f"no domain in {root} has images in a folder {absent[0]!r}"
-        raise DataError(f"classes = {settings.classes!r}: {without}")
+        raise DataError(f"{which}: no domain in {root} has images in a folder {absent[0]!r}")
 
 
-def _folders(root: Path, left_out: Counter[str]) -> list[Path]:
+def _folders(root: Path, left_out: Counter[str]) -> _Folders:
     """Return the user's folders in ``root``, sorted by name; count all else in ``left_out``.
 
     Folders that systems and tools make are none of the user's (`_LEFT_OUT`).
@@ -257,10 +257,10 @@ def _folders(root: Path, left_out: Counter[str]) -> list[Path]:
     folders = []
     for entry in root.iterdir():
         if entry.is_dir() and not _LEFT_OUT.fullmatch(entry.name):
-            folders.append(entry)
+            folders.append((with_composed_letters(entry.name), entry))
         else:
             left_out[_kind(entry)] += 1
-    return sorted(folders, key=lambda folder: with_composed_letters(folder.name))
+    return sorted(folders)
 
 
 def image_files(folder: Path, left_out: Counter[str]) -> list[Path]:

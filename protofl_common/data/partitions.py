@@ -303,9 +303,8 @@ def n_way_k_shot(pool: Pool, settings: DataSettings, clients: int, rng: Generato
     training_decks = [deque(deck[may_train[deck]]) for deck in decks]
     test_decks = [deque(deck[~may_train[deck]]) for deck in decks]
 
-    most_classes = min(len(decks), settings.ways + settings.ways_stdev)
-    fewest_classes = max(min(2, len(decks)), settings.ways - settings.ways_stdev)
-    fewest_classes = min(fewest_classes, most_classes)  # where ``ways`` itself is out of range
+    bounds = (settings.ways - settings.ways_stdev, settings.ways + settings.ways_stdev)
+    fewest_classes, most_classes = np.clip(bounds, min(2, bounds[1]), len(decks))
     fewest_shots = settings.shots - settings.shots_stdev
     most_shots = settings.shots + settings.shots_stdev
 

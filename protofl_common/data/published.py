@@ -54,13 +54,11 @@ class PublicSet(NamedTuple):
 
         It is the folder of its own in ``data_dir`` if that is complete, or else ``data_dir``.
         """
-        own_folder = data_dir / self.folder
-        if not self._missing_in(own_folder):
-            return own_folder, []
-        return data_dir, self._missing_in(data_dir)
-
-    def _missing_in(self, root: Path) -> list[str]:
-        return [file for file in self.files if not (root / file).exists()]
+        for root in (data_dir / self.folder, data_dir):
+            missing = [file for file in self.files if not (root / file).exists()]
+            if not missing:
+                break
+        return root, missing
 
 
 def locate_public(name: str, settings: DataSettings) -> tuple[Path, ...]:
@@ -76,14 +74,12 @@ def locate_public(name: str, settings: DataSettings) -> tuple[Path, ...]:
         Path(settings.data_dir).expanduser().mkdir(parents=True, exist_ok=True)
     hint = "; name another, or set download = true" if row.download else ""
     data_dir = data_dir_of(settings, hint=hint)
-    root, missing = row.place(data_dir)
-    if download and missing:
+    if download and row.place(data_dir)[1]:
         # one process downloads; the others wait for the lock, and then find the files
         with locked(data_dir / f".{row.folder}.download"):
-            root, missing = row.place(data_dir)
-            if missing:
+            if row.place(data_dir)[1]:
                 download(data_dir)
-                root, missing = row.place(data_dir)
+    root, missing = row.place(data_dir)
     if missing:
         raise DataError(
             f"dataset = {name!r}: {', '.join(missing)} is "
