@@ -11,8 +11,7 @@ class GaussianHparams(OwnHparams):
         default="lda",
         choices=GAUSSIAN_HEADS,
         help=(
-            "naive-bayes: each class has variances of its own; lda: all classes have one"
-            " covariance; qda: each class has a covariance of its own"
+            "naive-bayes: each class has variances of its own; lda: all classes have one covariance"
         ),
     )
     shrinkage: float = option(

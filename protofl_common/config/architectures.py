@@ -122,7 +122,7 @@ def architecture_option(help: str, site: str = "") -> Any:
     )
 
 
-GAUSSIAN_HEADS = ("naive-bayes", "lda", "qda")
+GAUSSIAN_HEADS = ("naive-bayes", "lda")
 """In closed form (`maths/gaussian.py`); as an architecture they are called ``gaussian-lda`` …"""
 
 HEADS: dict[str, str] = {

@@ -5,7 +5,6 @@ m_c = (1/n) Σ_{i of c} x_i; S second moments, as the head needs them:
 
     naive-bayes   S_c = (1/n) Σ_{i of c} x_i²          [C, F]
     lda           S = (1/n) Σ_i x_i x_iᵀ               [F (F + 1) / 2], the upper half by rows
-    qda           S_c = (1/n) Σ_{i of c} x_i x_iᵀ      [C, F (F + 1) / 2]
 
 Where a sample is of several classes, n is still the number of samples, and S counts it once for
 each of its classes.
@@ -35,12 +34,9 @@ class ClassMoments(nn.Module):
 
     def __init__(self, num_classes: int, width: int, head: str) -> None:
         super().__init__()
-        half = width * (width + 1) // 2  # numbers in the upper half of a matrix [F, F]
-        shape_of_second = {
-            "naive-bayes": (num_classes, width),
-            "lda": (half,),
-            "qda": (num_classes, half),
-        }[head]
+        shape_of_second: tuple[int, ...] = (num_classes, width)
+        if head == "lda":
+            shape_of_second = (width * (width + 1) // 2,)  # the upper half of a matrix [F, F]
         self.register_buffer("shares", torch.zeros(num_classes, dtype=torch.float64))
         self.register_buffer("first", torch.zeros(num_classes, width, dtype=torch.float64))
         self.register_buffer("second", torch.zeros(shape_of_second, dtype=torch.float64))
@@ -55,13 +51,8 @@ class ClassMoments(nn.Module):
         return moments
 
     @property
-    def _is_diagonal(self) -> bool:
-        """Whether S has the squares of single features only (naive-bayes)."""
-        return self.second.shape == self.first.shape
-
-    @property
     def _is_shared(self) -> bool:
-        """Whether S is of all classes together (lda)."""
+        """Whether S is of all classes together (lda), not the squares of single features."""
         return self.second.dim() == 1
 
     def measure(self, features_NF: Tensor, labels_N: Tensor, samples: int | None = None) -> None:
@@ -73,18 +64,13 @@ class ClassMoments(nn.Module):
         n = samples or len(labels_N)
         # in float64, on the CPU: sums of products of many samples
         x_NF = features_NF.double().cpu()
-        labels_N = labels_N.cpu()
-        one_hot_NC = nn.functional.one_hot(labels_N, len(self.shares)).double()
+        one_hot_NC = nn.functional.one_hot(labels_N.cpu(), len(self.shares)).double()
         self.shares.copy_(one_hot_NC.sum(0) / n)
         self.first.copy_(one_hot_NC.T @ x_NF / n)
-        if self._is_diagonal:
-            self.second.copy_(one_hot_NC.T @ x_NF.square() / n)
-        elif self._is_shared:
+        if self._is_shared:
             self.second.copy_(_upper_half(x_NF.T @ x_NF / n))
         else:
-            for label in labels_N.unique().tolist():
-                of_class_NF = x_NF[labels_N == label]
-                self.second[label] = _upper_half(of_class_NF.T @ of_class_NF / n)
+            self.second.copy_(one_hot_NC.T @ x_NF.square() / n)
 
     def repair(self, min_share: float, max_norm: float) -> None:
         """Change noisy moments, in place, to such as samples of norm up to ``max_norm`` can have.
@@ -101,24 +87,19 @@ class ClassMoments(nn.Module):
         shares_C = kept_shares_C / kept_shares_C.sum()
 
         # m and S are means over all samples, so a class's are proportional to its share
-        if not self._is_shared:
-            self.second *= (shares_C / noisy_shares_C)[:, None]
         means_CF = (self.first / noisy_shares_C[:, None]).renorm(2, 0, max_norm)
         self.shares.copy_(shares_C)
         self.first.copy_(shares_C[:, None] * means_CF)
-        if self._is_diagonal:
+        if not self._is_shared:
             # the variance S_c / π_c − μ_c² is at least 0 if S_c is at least m_c μ_c
-            self.second.copy_(self.second.maximum(self.first * means_CF))
+            second_CF = self.second * (shares_C / noisy_shares_C)[:, None]
+            self.second.copy_(second_CF.maximum(self.first * means_CF))
             return
 
-        # S is linear in the covariance, so what shall leave the covariance leaves S, times π_c
+        # S is linear in the covariance, so what shall leave the covariance leaves S
         eigenvalues, eigenvectors = torch.linalg.eigh(self.covariances())
-        negative = eigenvalues.clamp(max=0)
-        negative_part = (eigenvectors * negative[..., None, :]) @ eigenvectors.mT
-        if self._is_shared:
-            self.second -= _upper_half(negative_part)
-        else:
-            self.second -= shares_C[:, None] * _upper_half(negative_part)
+        negative_part = (eigenvectors * eigenvalues.clamp(max=0)) @ eigenvectors.mT
+        self.second -= _upper_half(negative_part)
 
     def means(self) -> Tensor:
         """Return the classes' means μ_c = m_c / π_c, [C, F]."""
@@ -127,22 +108,20 @@ class ClassMoments(nn.Module):
     def covariances(self) -> Tensor:
         """Return the covariances Σ; that of a class without samples is 0.
 
-        For qda there is one of each class, S_c / π_c − μ_c μ_cᵀ, [C, F, F]; for naive-bayes its
-        diagonal, [C, F]. For lda it is one within all classes, S − Σ_c m_c μ_cᵀ, [F, F].
+        For naive-bayes they are the variances of each class, S_c / π_c − μ_c², [C, F]. For lda it
+        is one within all classes, S − Σ_c m_c μ_cᵀ, [F, F].
         """
         means_CF = self.means()
-        shares_C1 = self.shares.clamp(min=SMALLEST_SHARE)[:, None]
-        if self._is_diagonal:
+        if not self._is_shared:
+            shares_C1 = self.shares.clamp(min=SMALLEST_SHARE)[:, None]
             return (self.second / shares_C1 - means_CF.square()).clamp(min=0)
 
         width = self.first.shape[1]
         rows, columns = torch.triu_indices(width, width)
-        second = self.second.new_zeros(*self.second.shape[:-1], width, width)
-        second[..., rows, columns] = self.second
-        second[..., columns, rows] = self.second
-        if self._is_shared:
-            return second - self.first.T @ means_CF
-        return second / shares_C1[:, :, None] - means_CF[:, :, None] * means_CF[:, None, :]
+        second_FF = self.second.new_zeros(width, width)
+        second_FF[rows, columns] = self.second
+        second_FF[columns, rows] = self.second
+        return second_FF - self.first.T @ means_CF
 
     def over_classes(self, classes_of_a_sample: int) -> "ClassMoments":
         """Return the moments in which a sample counts once for each of its classes.
@@ -174,18 +153,17 @@ class ClassMoments(nn.Module):
         if not self._is_shared and self.second[absent_C].any():
             return "moments of a class without samples"
 
-        if self._is_diagonal:
+        if self._is_shared:
+            covariance_FF = self.covariances()
+            if not covariance_FF.isfinite().all():
+                return "moments too large to be added"
+            smallest_variance = torch.linalg.eigvalsh(covariance_FF).amin()
+            scale = covariance_FF.trace().abs() + self.second.abs().amax()
+        else:
             # S_c π_c − m_c² is π_c² times the variance, without a division
             squares = self.second * self.shares[:, None]
             smallest_variance = (squares - self.first.square()).amin()
             scale = squares.abs().amax()
-        else:
-            covariances = self.covariances()
-            if not covariances.isfinite().all():
-                return "moments too large to be added"
-            traces = covariances.diagonal(dim1=-2, dim2=-1).sum(-1)
-            smallest_variance = torch.linalg.eigvalsh(covariances).amin()
-            scale = traces.abs().amax() + self.second.abs().amax()
         # rounding may bring a variance of 0 below it, by a part of the numbers that were subtracted
         if float(smallest_variance) >= -TOLERANCE * float(scale):
             return ""
@@ -209,8 +187,8 @@ class GaussianHead(nn.Module):
     """A Gaussian classifier of features [B, F], with logits [B, C].
 
     They are log π_c − ½ log |Σ_c| − ½ (x − μ_c)ᵀ Σ_c⁻¹ (x − μ_c), where features longer than the
-    buffer ``longest`` are cut to it. For ``lda`` what is the same for all classes is left out, so
-    that the logits are linear.
+    buffer ``longest`` are cut to it. For ``naive-bayes`` Σ_c is diagonal. For ``lda`` it is that of
+    all classes, and what is the same for them is left out, so that the logits are linear.
     """
 
     weight: Tensor
@@ -226,9 +204,8 @@ class GaussianHead(nn.Module):
         if head == "lda":
             self.register_buffer("weight", torch.zeros(num_classes, width))
         else:
-            sizes = (width,) if head == "naive-bayes" else (width, width)
             self.register_buffer("mean", torch.zeros(num_classes, width))
-            self.register_buffer("precision", torch.zeros(num_classes, *sizes))
+            self.register_buffer("precision", torch.zeros(num_classes, width))
         self.register_buffer("longest", torch.tensor(torch.inf))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -238,10 +215,7 @@ class GaussianHead(nn.Module):
         if self.kind == "lda":
             return x @ self.weight.T + self.bias
         centred_BCF = x[:, None, :] - self.mean
-        if self.kind == "naive-bayes":
-            distance_BC = (centred_BCF.square() * self.precision).sum(2)
-        else:
-            distance_BC = torch.einsum("bcf,cfg,bcg->bc", centred_BCF, self.precision, centred_BCF)
+        distance_BC = (centred_BCF.square() * self.precision).sum(2)
         return self.bias - distance_BC / 2
 
     def fit(
@@ -255,13 +229,14 @@ class GaussianHead(nn.Module):
         """Become the classifier of these moments, of ``counts_C`` samples of each class.
 
         ``priors_C`` take the place of π_c; a class without samples is never predicted.
-        ``shrinkage`` is that of `shrunk_covariance`. Except for ``lda``, each class's covariance is
-        smoothed before it is shrunk: the covariance within all classes counts as one more sample.
+        ``shrinkage`` is that of `shrunk_covariance`. For ``naive-bayes`` each class's variances are
+        smoothed before they are shrunk: those within all classes count as one more sample.
         ``combined`` makes outputs [N, O] of scores of the classes [N, C] (`Task.combined`).
         """
         means_CF = moments.means()
-        # one of all classes [F, F] for "lda", else of each class: [C, F, F], or variances [C, F]
-        covariances = moments.covariances()
+        covariances = (
+            moments.covariances()
+        )  # of all classes [F, F] for "lda", else variances [C, F]
         log_priors_C = priors_C.double().log().masked_fill(moments.shares == 0, -torch.inf)
         if self.kind == "lda":
             within = shrunk_covariance(covariances, float(counts_C.sum()), shrinkage)
@@ -272,24 +247,16 @@ class GaussianHead(nn.Module):
             self.bias.copy_(combined(bias_C[None])[0])
             return
 
-        is_diagonal = self.kind == "naive-bayes"
-        shape = (-1, 1) if is_diagonal else (-1, 1, 1)  # one number for each class's covariance
-        n_C = counts_C.double().reshape(shape)
-        within = (moments.shares.reshape(shape) * covariances).sum(0)
-        smoothed = (n_C * covariances + within) / (n_C + 1)
+        n_C1 = counts_C.double()[:, None]
+        within_F = (moments.shares[:, None] * covariances).sum(0)
+        smoothed_CF = (n_C1 * covariances + within_F) / (n_C1 + 1)
         shrunk = []
-        for covariance, n in zip(smoothed, n_C, strict=True):
-            shrunk.append(shrunk_covariance(covariance, float(n), shrinkage))
-        covariances = torch.stack(shrunk)
-        if is_diagonal:
-            log_volume_C = covariances.log().sum(1)
-            precision = 1 / covariances
-        else:
-            log_volume_C = torch.logdet(covariances)
-            precision = torch.linalg.inv(covariances)
+        for variances_F, n in zip(smoothed_CF, n_C1, strict=True):
+            shrunk.append(shrunk_covariance(variances_F, float(n), shrinkage))
+        variances_CF = torch.stack(shrunk)
         self.mean.copy_(means_CF)
-        self.precision.copy_(precision)
-        self.bias.copy_(log_priors_C - log_volume_C / 2)
+        self.precision.copy_(1 / variances_CF)
+        self.bias.copy_(log_priors_C - variances_CF.log().sum(1) / 2)
 
 
 def _oracle_shrinkage(covariance: Tensor, trace: Tensor, samples: float) -> float:
@@ -347,13 +314,13 @@ def with_classes(
     return spread
 
 
-def _upper_half(symmetric: Tensor) -> Tensor:
-    """Return the upper half of symmetric matrices [..., F, F], by rows: [..., F (F + 1) / 2].
+def _upper_half(symmetric_FF: Tensor) -> Tensor:
+    """Return the upper half of a symmetric matrix, by rows: [F (F + 1) / 2].
 
     The diagonal is in it; the lower half has the same numbers once more.
     """
-    rows, columns = torch.triu_indices(*symmetric.shape[-2:])
-    return symmetric[..., rows, columns]
+    rows, columns = torch.triu_indices(*symmetric_FF.shape)
+    return symmetric_FF[rows, columns]
 
 
 def off_diagonal_parts(shape: torch.Size, width: int) -> Tensor:

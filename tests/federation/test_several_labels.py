@@ -427,7 +427,7 @@ def test_predictions_of_a_run_name_the_labels(
     ("task", "head", "names", "known_before"),
     [
         ("multi-label", "lda", ["Mass", "Effusion", "Cough"], ["Effusion", "Mass"]),
-        ("single-label", "qda", ["a", "b", "c"], ["a", "c"]),
+        ("single-label", "naive-bayes", ["a", "b", "c"], ["a", "c"]),
     ],
 )
 def test_a_site_with_a_new_name_comes_later(
@@ -504,7 +504,7 @@ def test_methods_of_one_label_a_sample_refuse_several_by_name(algo: str, tmp_pat
     ({"positive_rate": 0.5}, "hides labels of samples that have one each"),
     ({"metrics": "recall"}, "'recall' is not one of auc"),
     ({"baselines": "fedgen"}, "fedgen does not learn several labels"),
-    ({"algo": "gaussian", "gaussian__head": "qda"}, "is of one label a sample; choose lda"),
+    ({"algo": "gaussian", "gaussian__head": "naive-bayes"}, "is of one label a sample; choose lda"),
     ({"algo": "fedplvm", "min_class_samples": 3}, "sends clusters of samples"),
     ({"task": "single-label", "annotated_labels": 2}, "only with several labels a sample"),
 ])  # fmt: skip

@@ -68,7 +68,7 @@ def test_the_sum_has_the_noise_of_one_site_and_the_ledger_the_epsilon_of_the_sum
     assert 0 <= outcome.summary["accuracy"]["head"]["mean"] <= 1
 
 
-@pytest.mark.parametrize("head", ["lda", "qda", "naive-bayes"])
+@pytest.mark.parametrize("head", ["lda", "naive-bayes"])
 @pytest.mark.parametrize(("clip", "samples"), [
     (1.0, [37, 61, 50]),
     (3.7, [37, 61, 50]),

@@ -87,7 +87,7 @@ def moments_in(run: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("protection", PROTECTIONS)
-@pytest.mark.parametrize("head", ["naive-bayes", "lda", "qda"])
+@pytest.mark.parametrize("head", ["naive-bayes", "lda"])
 def test_the_gaussian_head_of_vectors_is_that_of_the_images(
     head: str, protection: str, sites: Sites
 ) -> None:

@@ -110,7 +110,7 @@ def test_a_person_adds_to_class_sums_and_counts_as_one_sample() -> None:
 
 
 @pytest.mark.usefixtures("without_noise")
-@pytest.mark.parametrize("head", ["lda", "qda", "naive-bayes"])
+@pytest.mark.parametrize("head", ["lda", "naive-bayes"])
 def test_a_person_adds_to_moments_as_one_sample(head: str) -> None:
     """A sample's counts, sum and second moments, weighted by `MOMENT_PARTS`, have length 1."""
     for features, labels, owners, before in neighbours():
