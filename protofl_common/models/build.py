@@ -13,6 +13,7 @@ from protofl_common.backbones.load import classifier_name, timm
 from protofl_common.basics.seeding import derive_seed
 from protofl_common.config.architectures import (
     ARCHITECTURES,
+    GAUSSIAN,
     ORTHOGONAL_SHARED,
     OTHER_NETWORKS,
     body_and_hidden,
@@ -44,7 +45,6 @@ IMAGES = (
 )
 # 2 GiB of float32: a run's feature-dim and image-size, or a card, could ask for a hundred times it.
 MAX_PARAMETERS = 2**29
-GAUSSIAN = "gaussian-"  # begins the architecture of a Gaussian head behind frozen backbones
 GROUPS_HINT = (
     "models = table3 is for tables, signal3 for signals, text3 for texts, small3 and most others "
     "for images"
@@ -129,9 +129,8 @@ def build_model(
     has nothing to draw, so ``head`` and the seeds do not matter. ValueError for an unknown
     architecture, for inputs that it cannot have, and for too many parameters.
     """
-    if arch.startswith(GAUSSIAN):
-        kind = arch.removeprefix(GAUSSIAN)
-        return SplitModel(nn.Identity(), GaussianHead(num_classes, input_shape[0], kind))
+    if arch == GAUSSIAN:
+        return SplitModel(nn.Identity(), GaussianHead(num_classes, input_shape[0]))
     if arch not in ARCHITECTURES and not OTHER_NETWORKS.fullmatch(arch):
         raise ValueError(f"arch is {arch!r}, not one of {', '.join(ARCHITECTURES)}")
     if arch in ARCHITECTURES and input_shape:  # a user's own network checks its inputs itself
