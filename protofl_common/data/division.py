@@ -210,8 +210,7 @@ class Division:
         settings = self.settings
         names = pool.domain_names
         which = f"domain = {self.domain!r}"
-        by_domains = [name for name, row in PARTITIONS.items() if row.needs_domains]
-        allowed = ("own", *by_domains)
+        allowed = ("own", *(name for name, row in PARTITIONS.items() if row.needs_domains))
         if settings.partition not in allowed:
             raise DataError(
                 f"{which}: has no meaning with partition {settings.partition!r}, only {allowed}"
@@ -234,10 +233,9 @@ class Division:
             )
         if self.domain:  # the pool has this domain alone: what the others have does not matter
             return
-        with_samples = {pool.domain_names[owner] for owner in np.unique(self.owners)}
-        empty = set(pool.domain_names) - with_samples
-        if empty:
-            raise DataError(f"{which}: domain {min(empty)!r} is empty; fill or remove it")
+        for owner, name in enumerate(pool.domain_names):
+            if owner not in self.owners:
+                raise DataError(f"{which}: domain {name!r} is empty; fill or remove it")
 
     def _for_training(self, pool: Pool) -> Bools | None:
         """Return which samples of the pool are for training, bool [n]; the others are for tests.
