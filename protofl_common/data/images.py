@@ -102,14 +102,14 @@ def read_folder(settings: DataSettings, domains: Sequence[Path] = ()) -> RawData
     root = data_dir_of(settings)
     by_domain = settings.dataset != "image-folder"
     left_out: Counter[str] = Counter()
-    # what else is in an image-folder's root is counted with the rest of its tree below
     folders = [(path.name, path) for path in domains]
     if not domains:
+        # what else is in an image-folder's root is counted with the rest of its tree below
         folders = _folders(root, left_out if by_domain else Counter())
     names = [name for name, _ in folders]
     trees = folders if by_domain else [("", root)]
     picked = class_names(settings.classes)
-    samples = _images_in(trees, picked if by_domain else (), left_out)
+    samples, unlisted = _images_in(trees, picked if by_domain else (), left_out)
     if not samples:
         layout = "DOMAIN/CLASS/image" if by_domain else "CLASS/image"
         raise DataError(
@@ -121,7 +121,7 @@ def read_folder(settings: DataSettings, domains: Sequence[Path] = ()) -> RawData
         parts = [name for name in names if PART.fullmatch(name)]
         if len(parts) > 1 or len(parts) == len(names):
             raise _no_layout(root, parts, "domains")
-        _check_picked(samples, trees, root, settings)
+        _check_picked(samples, unlisted, root, settings)
         arrays["domain"] = [image.domain for image in samples]
     else:
         _check_classes_of_folders(samples, folders, root, settings)
@@ -141,21 +141,26 @@ def read_folder(settings: DataSettings, domains: Sequence[Path] = ()) -> RawData
     return replace(data, notes=(note, *data.notes))
 
 
-def _images_in(trees: _Folders, names: tuple[str, ...], left_out: Counter[str]) -> list[_Sample]:
+def _images_in(
+    trees: _Folders, names: tuple[str, ...], left_out: Counter[str]
+) -> tuple[list[_Sample], dict[str, Path]]:
     """Return all images TREE/CLASS/image; with ``names`` only those of these classes.
 
-    What is passed over is counted in ``left_out``.
+    What is passed over is counted in ``left_out``; folders of other classes are also returned, by
+    the letters of their names (`letters_of`).
     """
     samples = []
+    unlisted = {}
     for domain, tree in trees:
         for name, folder in _folders(tree, left_out):
             if names and name not in names:
                 left_out["folder of no class in `classes`"] += 1
+                unlisted[letters_of(name)] = folder
                 continue
             for file in image_files(folder, left_out):
                 *folders_below, _ = file.relative_to(folder).parts
                 samples.append(_Sample(file, name, domain, "".join(folders_below[:1])))
-    return samples
+    return samples, unlisted
 
 
 def _check_classes_of_folders(
@@ -208,7 +213,7 @@ def _no_layout(root: Path, names: Sequence[str], taken: str) -> DataError:
 
 
 def _check_picked(
-    samples: list[_Sample], trees: _Folders, root: Path, settings: DataSettings
+    samples: list[_Sample], unlisted: dict[str, Path], root: Path, settings: DataSettings
 ) -> None:
     """Raise DataError for a class in the setting ``classes`` without images in a domain-folder.
 
@@ -218,14 +223,6 @@ def _check_picked(
     names = class_names(settings.classes)
     present = {image.class_name for image in samples}
     absent = [name for name in names if name not in present]
-    if not absent:
-        return
-
-    unlisted = {}  # letters of a folder's name -> a folder that ``classes`` does not list
-    for _, tree in trees:
-        for name, folder in _folders(tree, Counter()):
-            if name not in names:
-                unlisted[letters_of(name)] = folder
     which = f"classes = {settings.classes!r}"
     for name in absent:
         folder_alike = unlisted.get(letters_of(name))
@@ -234,7 +231,7 @@ def _check_picked(
                 f"{which}: {name!r} has no images, and it does not list the folder {folder_alike}; "
                 "is it misspelt?"
             )
-    if settings.partition != "own":
+    if absent and settings.partition != "own":
         raise DataError(f"{which}: no domain in {root} has images in a folder {absent[0]!r}")
 
 

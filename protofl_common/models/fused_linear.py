@@ -114,7 +114,7 @@ class _LinearWithSgd(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, Tensor | None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, Tensor | None, None, None]:
         """Update W in place, in blocks of rows, and return the gradients of x and of the bias.
 
         A block of W serves for the gradient of x, gW, before it is changed.
@@ -129,14 +129,11 @@ class _LinearWithSgd(torch.autograd.Function):
                 state["momentum_buffer"] = torch.zeros_like(weight)
             momentum_blocks = state["momentum_buffer"].split(rows)
 
-        grad_x = None
+        grad_x = torch.zeros_like(x)
         for grad_block, block, momentum_block in zip(
             grad.split(rows, 1), blocks, momentum_blocks, strict=True
         ):
-            if grad_x is None:
-                grad_x = grad_block @ block
-            else:
-                grad_x.addmm_(grad_block, block)
+            grad_x.addmm_(grad_block, block)
             _update(block, momentum_block, grad_block.T, x, ctx.group)
         _, _, bias_needs_grad, _, _ = ctx.needs_input_grad
         grad_bias = grad.sum(0) if bias_needs_grad else None
