@@ -101,8 +101,7 @@ def copied(module: M) -> M:
         if buffer is not None:
             twin._buffers[name] = buffer.clone()
     for name, child in module._modules.items():
-        if child is not None:
-            twin._modules[name] = copied(child)
+        twin._modules[name] = copied(child)
     return twin
 
 
@@ -238,20 +237,14 @@ def _users_body(name: str, input_shape: Shape, feature_dim: int) -> nn.Module:
     if not isinstance(body, nn.Module):
         raise SettingsError(f"arch = {name!r}: it returned {type(body).__name__}, not an nn.Module")
     if any(is_lazy(parameter) for parameter in (*body.parameters(), *body.buffers())):
-        _initialise_lazy_layers(body, input_shape)
+        # layers take their shapes from their inputs: two samples of zeros, numbers or tokens. A
+        # network that fails is left as it is: `check_model` refuses it later, and says why
+        for dtype in (torch.float32, torch.int64):
+            with suppress(Exception), torch.no_grad():  # a user's network may raise anything
+                body.eval()(torch.zeros(2, *input_shape, dtype=dtype))
+                break
+        body.train()
     return body
-
-
-def _initialise_lazy_layers(body: nn.Module, input_shape: Shape) -> None:
-    """Run a network on two samples of zeros, so that layers take their shapes from their inputs.
-
-    A network that fails is left as it is: `check_model` refuses it later, and says what it takes.
-    """
-    for dtype in (torch.float32, torch.int64):  # numbers, or tokens
-        with suppress(Exception), torch.no_grad():  # a user's network may raise anything
-            body.eval()(torch.zeros(2, *input_shape, dtype=dtype))
-            break
-    body.train()
 
 
 def _library_body(name: str, input_shape: Shape, feature_dim: int) -> nn.Module:

@@ -293,8 +293,7 @@ def write_onnx(trained: TrainedModel, file: Path) -> None:
     if trained.prototypes is not None:
         outputs.append("distances")
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             torch.onnx.export(
                 _ModelForOnnx(trained).eval(),
                 (example,),
