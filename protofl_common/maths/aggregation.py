@@ -11,18 +11,18 @@ cut to the length M, here a multiple of the round's median length.
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from protofl_common.maths.low_rank import State
 from protofl_common.maths.prototypes import Prototypes
 
 # clients from which on their median tells what is usual, and can outvote one of them
 MIN_CLIENTS_FOR_MEDIAN = 3
-State = Mapping[str, Tensor]  # of a model or a part of it: name of parameter or buffer -> value
 # of a layer, to be sorted together
 COORDINATES_AT_ONCE = 2**18
 

@@ -6,13 +6,12 @@ stand ``name:left`` [P, K] and ``name:right`` [K, Q], one of which has the singu
 """
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from protofl_common.maths.aggregation import State
-
+State = Mapping[str, Tensor]  # of a model or a part of it: name of parameter or buffer -> value
 LEFT = ":left"
 RIGHT = ":right"
 
