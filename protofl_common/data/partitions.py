@@ -198,7 +198,7 @@ def pathological(pool: Pool, settings: DataSettings, clients: int, rng: Generato
     decks = _decks_of_enough_classes(pool, settings, rng)
     holders: list[list[int]] = [[] for _ in decks]
     for client in range(clients):
-        holder_counts = [len(members) for members in holders]
+        holder_counts = np.array([len(members) for members in holders])
         ties = rng.random(len(decks))
         fewest_first = np.lexsort((ties, holder_counts))  # by the last of these, then by ties
         for deck_index in fewest_first[: settings.classes_per_client]:
@@ -214,7 +214,7 @@ def pathological(pool: Pool, settings: DataSettings, clients: int, rng: Generato
         weights = rng.uniform(0.1, 1, size=number)
         fractions = np.cumsum(weights / weights.sum())
         # the i-th part ends after the i fixed amounts and the weighted ones of all parts up to it
-        ends = np.floor(fractions * to_share_out).astype(np.int64)
+        ends: Ints = np.floor(fractions * to_share_out).astype(np.int64)
         ends += min_samples * np.arange(1, number + 1)
         return ends[:-1]
 

@@ -101,7 +101,8 @@ def copied(module: M) -> M:
         if buffer is not None:
             twin._buffers[name] = buffer.clone()
     for name, child in module._modules.items():
-        twin._modules[name] = copied(child)
+        if child is not None:
+            twin._modules[name] = copied(child)
     return twin
 
 
