@@ -71,9 +71,9 @@ def class_means(features_ND: Tensor, labels_N: Tensor, num_classes: int) -> Prot
     In ascending order of the labels, with the number of samples behind each mean. They are float32,
     or float64 where the features are.
     """
-    dtype = torch.promote_types(features_ND.dtype, torch.float32)
-    sums_CD = features_ND.new_zeros(num_classes, features_ND.shape[1], dtype=dtype)
-    sums_CD.index_add_(0, labels_N, features_ND.to(dtype))
+    features_ND = features_ND.to(torch.promote_types(features_ND.dtype, torch.float32))
+    sums_CD = features_ND.new_zeros(num_classes, features_ND.shape[1])
+    sums_CD.index_add_(0, labels_N, features_ND)
     counts_C = torch.bincount(labels_N, minlength=num_classes)
     labels_P = torch.nonzero(counts_C).flatten()
     means_PD = sums_CD[labels_P] / counts_C[labels_P].unsqueeze(1)
