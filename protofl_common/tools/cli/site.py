@@ -74,6 +74,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "are read as a run with these settings would read them"
     )
     checking.add_argument("settings", nargs="*", metavar="KEY=VALUE|FILE.toml", help=settings)
+    quality = "also look for odd samples: images unlike the rest, or of one colour, and label rates"
+    checking.add_argument("--quality", action="store_true", help=quality)
     add_supernode_options(checking)
     add_json(checking)
 

@@ -95,7 +95,7 @@ def findings(
         listed += _algorithms(node)
         listed += _device(node)
     if not refused:
-        listed += _data(node, asked)
+        listed += _data(node, asked, options.quality)
         from client_app import protections
 
         active = protections.names(site_settings(node, asked), is_site=True)
@@ -425,7 +425,9 @@ def _device(node: Mapping[str, Scalar]) -> Iterator[Finding]:
         yield Finding(WRONG, "device", str(error))
 
 
-def _data(node: Mapping[str, Scalar], asked: Mapping[str, Scalar]) -> Iterator[Finding]:
+def _data(
+    node: Mapping[str, Scalar], asked: Mapping[str, Scalar], quality: bool
+) -> Iterator[Finding]:
     """Have the installed ClientApp introduce itself as in a run of these settings.
 
     Say what samples, classes and model it has then. It asks nobody's approval, hides no numbers,
@@ -454,7 +456,7 @@ def _data(node: Mapping[str, Scalar], asked: Mapping[str, Scalar]) -> Iterator[F
         except SettingsError as error:
             yield Finding(WRONG, "data", _why_unreadable(config, test_node) or str(error))
             return
-        yield from _samples(Settings.from_run_config(config, test_node).data)
+        yield from _samples(Settings.from_run_config(config, test_node).data, quality)
     samples = f"{card.train_samples} training"
     if card.validation_samples:
         samples += f", {card.validation_samples} validation"
@@ -482,8 +484,9 @@ def _why_unreadable(config: Mapping[str, Scalar], node: Mapping[str, Scalar]) ->
     return ""
 
 
-def _samples(settings: DataSettings) -> Iterator[Finding]:
-    """Say what was read of the data and left out."""
+def _samples(settings: DataSettings, quality: bool) -> Iterator[Finding]:
+    """Say what was read of the data and left out, and with ``quality`` which samples are odd."""
+    from protofl_common.data.quality import label_rates, oddities
     from protofl_common.data.store import open_data
 
     data = open_data(settings)
@@ -491,3 +494,8 @@ def _samples(settings: DataSettings) -> Iterator[Finding]:
         yield Finding(FACT, "data", note)
     if data.columns:
         yield Finding(FACT, "data", f"inputs: the columns {first_of(data.columns)}")
+    if quality:
+        for line in oddities(data, settings):
+            yield Finding(WARNING, "quality", line)
+        for line in label_rates(data):
+            yield Finding(FACT, "quality", line)

@@ -34,6 +34,7 @@ from flwr.supercore.superexec.executor import LaunchResultStatus
 from flwr.supernode import start_client_internal as supernode
 from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
 from flwr.supernode.runtime import run_clientapp
+from PIL import Image
 
 from client_app.site.audit import append
 from protofl_common.config.options import SettingsError
@@ -724,16 +725,33 @@ def test_a_check_whose_second_look_at_the_data_fails_says_what_a_server_would_le
     assert "state-dir" in shown
 
 
-def test_a_check_names_unreadable_images(site: Path, capsys: Printed) -> None:
+def test_a_check_names_unreadable_and_odd_images(site: Path, capsys: Printed) -> None:
+    """Beside equal images stand a grey one, a wide one and one that cannot be read."""
+    rng = np.random.default_rng(0)
+    for number in range(4):
+        pixels = rng.integers(0, 255, (8, 8, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(site / f"data/dog/other-{number}.png")
+    Image.new("L", (8, 8), 7).save(site / "data/cat/plain.png")
+    Image.fromarray(rng.integers(0, 255, (8, 32, 3), dtype=np.uint8)).save(site / "data/cat/b.png")
     (site / "data/cat/0.png").write_text("no image")
-    # one of 16 images is broken, and a fifth of them may be
-    check = "check dataset=image-folder partition=own image-size=8 max-unreadable=0.2"
+    # one of 22 images is broken, and a fifth of them may be
+    check = "check --quality dataset=image-folder partition=own image-size=8 max-unreadable=0.2"
 
     assert site_command(check) == 0
 
     shown = capsys.readouterr().out
     assert "images cannot be read, and are left out" in shown
     assert "data/cat/0.png is not a readable image" in shown
+
+    for odd in (
+        "of one colour: ",
+        "of other channels than RGB: ",
+        "of sizes unlike the rest, 8×8: ",
+    ):
+        (line,) = [line for line in shown.splitlines() if odd in line]
+        assert line.startswith("warning quality       1 images")
+
+    assert "b.png (32×8)" in shown
 
 
 def test_without_its_audit_log_a_site_approves_nothing(site: Path, capsys: Printed) -> None:
