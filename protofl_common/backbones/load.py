@@ -17,7 +17,7 @@ import base64
 import hashlib
 import io
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
@@ -208,12 +208,12 @@ def _from_file(name: BackboneName) -> Parts:
     network = models.get_model(classifier_name(name.arch), weights=None)
     prefix_of_head = remove_head(network, name.arch)
     file = Path(name.path).expanduser()
-    state: Any
+    content: Any
     if file.suffix == ".safetensors":
-        state = load_file(file)
+        content = load_file(file)
     else:
-        state = torch.load(file, map_location="cpu", weights_only=True)
-    state = state.get("state_dict", state)
+        content = torch.load(file, map_location="cpu", weights_only=True)
+    state: Mapping[str, Tensor] = content.get("state_dict", content)
     body = {key: value for key, value in state.items() if not key.startswith(prefix_of_head)}
     network.load_state_dict(body)
     size, mean, std = IMAGENET

@@ -97,12 +97,13 @@ def open_client_data(
     client, clients = number_in_division(settings, partition, num_partitions, domain)
     share = shares_of(data, settings, seed, clients, domain, key)[client]
     if settings.standardise == "auto" and are_images(data.inputs):
-        scale: Scale = ((), data.mean, data.std)
+        fill: PerFeature = ()
+        mean = data.mean
+        std = data.std
     elif shared_scale or settings.standardise == "pooled":
-        scale = _pooled_scale(data, settings, seed, clients, domain, key)
+        fill, mean, std = _pooled_scale(data, settings, seed, clients, domain, key)
     else:
-        scale = _scale_of(data, settings, share.train)
-    fill, mean, std = scale
+        fill, mean, std = _scale_of(data, settings, share.train)
 
     hiding_seed = derive_seed(seed, "labelled", client, domain)
     train_labels = annotated(_rows(data.labels, share.train), settings, client, clients)

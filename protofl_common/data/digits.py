@@ -265,11 +265,15 @@ def _coloured_look(ink: Ink, inks: list[Ink], rng: Generator) -> Pixels:
     sideways = slope[None, :] * rng.uniform(-1, 1)
     gradient = downwards + sideways  # added to all colours; `read_domains` clips the sum
 
-    visible = 9  # columns of a neighbour, beside the digit
-    neighbours = np.zeros_like(ink)
-    neighbours[:, :visible] = inks[rng.integers(len(inks))][:, -visible:]
-    neighbours[:, -visible:] = inks[rng.integers(len(inks))][:, :visible]
-    return _mixed(np.maximum(ink, neighbours), ground, stroke) + gradient[..., None]
+    ink_of_all = ink.copy()
+    distance = 19  # pixels from one digit to the next
+    for shift in (-distance, distance):  # one neighbour to the left, one to the right
+        drawn = inks[rng.integers(len(inks))]
+        padded = np.pad(drawn, ((0, 0), (distance, distance)))
+        first = distance - shift  # the column of ``padded`` that comes to stand at the left edge
+        neighbour = padded[:, first : first + SIDE]
+        ink_of_all = np.maximum(ink_of_all, neighbour)
+    return _mixed(ink_of_all, ground, stroke) + gradient[..., None]
 
 
 def _mixed(ink: Ink, ground: Floats, stroke: Floats) -> Pixels:

@@ -210,7 +210,8 @@ class Division:
         settings = self.settings
         names = pool.domain_names
         which = f"domain = {self.domain!r}"
-        allowed = ("own", *(name for name, row in PARTITIONS.items() if row.needs_domains))
+        by_domains = [name for name, row in PARTITIONS.items() if row.needs_domains]
+        allowed = ("own", *by_domains)
         if settings.partition not in allowed:
             raise DataError(
                 f"{which}: has no meaning with partition {settings.partition!r}, only {allowed}"
@@ -233,9 +234,10 @@ class Division:
             )
         if self.domain:  # the pool has this domain alone: what the others have does not matter
             return
-        for owner, name in enumerate(pool.domain_names):
-            if owner not in self.owners:
-                raise DataError(f"{which}: domain {name!r} is empty; fill or remove it")
+        with_samples = {pool.domain_names[owner] for owner in np.unique(self.owners)}
+        empty = set(pool.domain_names) - with_samples
+        if empty:
+            raise DataError(f"{which}: domain {min(empty)!r} is empty; fill or remove it")
 
     def _for_training(self, pool: Pool) -> Bools | None:
         """Return which samples of the pool are for training, bool [n]; the others are for tests.

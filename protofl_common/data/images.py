@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, NamedTuple
@@ -47,7 +48,7 @@ _COPIES = re.compile(
 _MASK = re.compile(r"(.+?)[ _-](masks?|seg|segmentation|gt|annotation)([ _-]?\d+)?", re.IGNORECASE)
 """Names of images, without their ending, that are masks of the image called as the first group."""
 _HOLDER = re.compile(r"images?|imgs?|jpe?gs?|pngs?|photos?|pictures|frames", re.IGNORECASE)
-"""Names of folders that say only that images lie there, as in Tiny ImageNet."""
+"""Names of folders that say only that images lie there."""
 PART = re.compile(
     r"(.*[\W_])?(train|test|val|valid|dev|eval|fold)(ing|idation|ation|uation)?"
     r"(s?(data|daten|set))?[\W_]?\d*([\W_].*)?",
@@ -169,8 +170,8 @@ def _check_classes_of_folders(
     """Raise DataError for folders of an ``image-folder`` that are no classes.
 
     With the setting ``classes`` these are folders that it does not list. Without it, they are
-    folders without an image, and folders that may be parts or domains: all are called so, or their
-    images lie only in folders below them, which may be the real classes.
+    folders without an image, and folders that are parts or domains: all are called so, or several
+    of those have folders of the same names below them, the real classes.
     """
     names = class_names(settings.classes)
     present = {image.class_name for image in samples}
@@ -192,13 +193,23 @@ def _check_classes_of_folders(
 
     if len(folders) > 1 and all(PART.fullmatch(name) for name, _ in folders):
         raise _no_layout(root, sorted(present), "classes")
-    with_images_in_it = set()
-    for image in samples:
-        if not image.folder_below or _HOLDER.fullmatch(image.folder_below):
-            with_images_in_it.add(image.class_name)
-    no_classes = [name for name, _ in folders if name not in with_images_in_it]
+    # a folder that itself has images is a class; of the others compare the names of their folders
+    direct = {image.class_name for image in samples if image.file.parent.parent == root}
+    names_below = {name: _names_below(folder) for name, folder in folders if name not in direct}
+    times = Counter([*present, *chain.from_iterable(names_below.values())])
+    no_classes = [name for name, below in names_below.items() if any(times[n] > 1 for n in below)]
     if no_classes:
         raise _no_layout(root, no_classes, "classes")
+
+
+def _names_below(folder: Path) -> set[str]:
+    """Return the names of all folders below this one that may be names of classes.
+
+    Folders of systems and tools, and such as ``images`` and ``masks``, are none.
+    """
+    names = {with_composed_letters(path.name) for path in folder.rglob("*") if path.is_dir()}
+    no_classes = (_LEFT_OUT, _COPIES, _HOLDER)
+    return {name for name in names if not any(kind.fullmatch(name) for kind in no_classes)}
 
 
 def _no_layout(root: Path, names: Sequence[str], taken: str) -> DataError:

@@ -5,6 +5,7 @@ output; μ, σ [B, C] mean and standard deviation over the pixels of each map; M
 """
 
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -45,7 +46,9 @@ class Augmentation(nn.Module):
         a change. The running averages move towards the moments of each batch that is augmented.
         The arguments are those of a forward hook, and the number of the stage.
         """
-        if not (layer.training and self.probability) or torch.rand(()) >= self.probability:
+        if not layer.training or not self.probability:
+            return maps
+        if torch.rand(()) >= self.probability:
             return maps
         averages: Any = self.averages[stage]
         coefficients: Any = self.coefficients[stage]
@@ -122,31 +125,37 @@ def stages_of(body: nn.Module, input_shape: tuple[int, ...]) -> dict[nn.Module, 
         elif ends_of_blocks:
             ends_of_blocks[-1] = layer
 
-    stages: dict[nn.Module, int] = {}
-    fewest_pixels = 0  # of the blocks behind this one, from the last: it always ends a stage
-    for layer in reversed(ends_of_blocks):
-        channels, pixels = sizes[layer]
-        if pixels > fewest_pixels:
-            stages = {layer: channels, **stages}
-        fewest_pixels = pixels
+    stages = {}
+    pixels_of_blocks = [sizes[layer][1] for layer in ends_of_blocks]
+    # with the 0 the last block always ends a stage
+    pixels_of_neighbours = pairwise([*pixels_of_blocks, 0])
+    for layer, (pixels, pixels_of_next) in zip(ends_of_blocks, pixels_of_neighbours, strict=True):
+        if pixels > pixels_of_next:
+            channels, _ = sizes[layer]
+            stages[layer] = channels
     return stages
 
 
-def _layers_of(module: nn.Module, is_wrapped: bool = True) -> list[nn.Module]:
+def _layers_of(body: nn.Module) -> list[nn.Module]:
     """Return the layers of a network, in their order.
 
     A module with convolutions is replaced by its parts, again and again, if it is a `Sequential`,
-    or if no other layer has convolutions (``is_wrapped``): then the network is just wrapped in it.
+    or if no other layer has convolutions: then the network is just wrapped in it.
     """
-    parts = list(module.children())
-    is_container = is_wrapped or isinstance(module, nn.Sequential)
-    if not (is_container and parts and _convolves(module)):
-        return [module]
-    is_wrapped = is_wrapped and sum(map(_convolves, parts)) == 1
-    layers = []
-    for part in parts:
-        layers += _layers_of(part, is_wrapped)
-    return layers
+    layers = [body]
+    while True:
+        is_wrapped = sum(map(_convolves, layers)) == 1
+        parts: list[nn.Module] = []
+        for layer in layers:
+            children = list(layer.children())
+            is_container = is_wrapped or isinstance(layer, nn.Sequential)
+            if is_container and children and _convolves(layer):
+                parts += children
+            else:
+                parts.append(layer)
+        if parts == layers:
+            return layers
+        layers = parts
 
 
 def _convolves(module: nn.Module) -> bool:

@@ -334,7 +334,7 @@ def test_masks_and_copies_of_programs_are_none_of_the_images(photos: Path, read:
 
 
 def test_classes_may_have_their_images_in_folders_of_one_name(photos: Path, read: Read) -> None:
-    """As in Tiny ImageNet; with other names, which could be classes, they may be parts."""
+    """As in Tiny ImageNet; only if such a name could be a class, they may be parts."""
     for name in ("cat", "dog"):
         (photos / name).rename(photos / "moved")
         (photos / name).mkdir()
