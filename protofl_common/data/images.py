@@ -430,17 +430,24 @@ def square_rgb(image: Any, size: int) -> Images:
     return np.asarray(image.resize((size, size), resample=bilinear)).transpose(2, 0, 1)
 
 
-def read_image(file: Path, size: int) -> Images:
-    """Decode one image file to uint8 [3, size, size], upright; DataError if it cannot be read.
+def open_image(file: Path) -> Any:
+    """Open an image file with PIL, by its content, which must be of a kind in `EXTENSIONS`.
 
-    Its content must be of a kind in `EXTENSIONS`. PIL reads more kinds, and does not go by a file's
-    name: a stranger's PostScript, which is a program, it would run in Ghostscript.
+    PIL reads more kinds, and does not go by a file's name: a stranger's PostScript, which is a
+    program, it would run in Ghostscript.
     """
-    from PIL import Image, ImageOps
+    from PIL import Image
 
     kinds = Image.registered_extensions()
+    return Image.open(file, formats=[kinds[name] for name in EXTENSIONS & kinds.keys()])
+
+
+def read_image(file: Path, size: int) -> Images:
+    """Decode one image file to uint8 [3, size, size], upright; DataError if it cannot be read."""
+    from PIL import ImageOps
+
     try:
-        with Image.open(file, formats=[kinds[name] for name in EXTENSIONS & kinds.keys()]) as image:
+        with open_image(file) as image:
             if image.width * image.height > MOST_PIXELS:  # as even a small file may claim
                 raise ValueError(
                     f"{image.width}×{image.height} pixels, above {MOST_PIXELS / 1e6:.0f} million"
