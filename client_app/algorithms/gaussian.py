@@ -3,12 +3,12 @@
 Class moments go up, and of those of all clients a classifier is solved for.
 Other half: `server_app/strategies/gaussian.py`.
 Sources: FedCGS (Guan et al., "Capture Global Feature Statistics for One-Shot Federated Learning",
-AAAI 2025, arXiv 2503.06962) for ``lda``; Gaussian heads (GH-OFL, arXiv 2602.01186) for all three.
+AAAI 2025, arXiv 2503.06962); the LDA of Gaussian heads (GH-OFL, arXiv 2602.01186).
 Symbols: x = r(x) features of frozen backbones, side by side; π_c, m_c, S as in
 `protofl_common/maths/gaussian.py`.
 
 Upload         π_c, m_c and S of this client's training samples, as means over them
-Head           argmax_c log π_c − ½ log |Σ_c| − ½ (x − μ_c)ᵀ Σ_c⁻¹ (x − μ_c),
+Head           argmax_c log π_c − ½ (x − μ_c)ᵀ Σ⁻¹ (x − μ_c),
                of the moments of all clients together; of several labels a sample, for each label
                that of the class with it less that of the class without it
 
@@ -25,6 +25,7 @@ import torch
 
 from client_app.algorithms.base import ClientAlgorithm, ClientView, Payload, SplitModel
 from protofl_common.algorithms.gaussian import GaussianHparams
+from protofl_common.config.architectures import GAUSSIAN
 from protofl_common.maths.gaussian import ClassMoments, GaussianHead
 
 
@@ -36,9 +37,9 @@ class Gaussian(ClientAlgorithm[GaussianHparams]):
     def __init__(self, client: ClientView, round_number: int) -> None:
         super().__init__(client, round_number)
         self.moments = self._no_moments()
-        self.head = GaussianHead(self.task.num_outputs, client.input_shape[0], self.hparams.head)
+        self.head = GaussianHead(self.task.num_outputs, client.input_shape[0])
         self.model = SplitModel(torch.nn.Identity(), self.head).to(client.device)
-        self.evaluation_arch = f"gaussian-{self.hparams.head}"
+        self.evaluation_arch = GAUSSIAN
 
     def receive(self, payload: Payload) -> None:
         """Compute the head from the moments of all clients, if these were sent.
@@ -64,8 +65,7 @@ class Gaussian(ClientAlgorithm[GaussianHparams]):
         return super().upload()
 
     def _no_moments(self) -> ClassMoments:
-        client = self.client
-        return ClassMoments(client.num_classes, client.input_shape[0], self.hparams.head)
+        return ClassMoments(self.client.num_classes, self.client.input_shape[0])
 
     def _own_moments(self) -> ClassMoments:
         """Return the moments of the training samples of large classes (``min-class-samples``)."""

@@ -38,10 +38,6 @@ class Hparams:
         """
         return ""
 
-    def problem_with_task(self, task: str) -> str:
-        """Say which value has no meaning for a ``task``, and what to set; "" for none."""
-        return ""
-
     @property
     def uncovered_by_dp(self) -> str:
         """Name the value here that differential privacy does not cover, and say why; or ""."""

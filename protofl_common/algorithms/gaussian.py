@@ -1,20 +1,11 @@
 """Gaussian head: its hyper-parameters, and what it exchanges."""
 
 from protofl_common.algorithms.base import Algorithm, OwnHparams
-from protofl_common.config.architectures import GAUSSIAN_HEADS
 from protofl_common.config.options import Needed, option
 from protofl_common.wire.schema import Counts, Exchange, Moments
 
 
 class GaussianHparams(OwnHparams):
-    head: str = option(
-        default="lda",
-        choices=GAUSSIAN_HEADS,
-        help=(
-            "naive-bayes: each class has variances of its own; lda: all classes have one"
-            " covariance; qda: each class has a covariance of its own"
-        ),
-    )
     shrinkage: float = option(
         default=-1.0,
         minimum=-1,
@@ -49,11 +40,6 @@ class GaussianHparams(OwnHparams):
             " run, and need not take part again"
         ),
     )
-
-    def problem_with_task(self, task: str) -> str:
-        if task == "single-label" or self.head == "lda":
-            return ""
-        return f"gaussian.head = {self.head!r} is of one label a sample; choose lda"
 
 
 ALGORITHM = Algorithm(

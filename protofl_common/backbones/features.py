@@ -59,11 +59,8 @@ def _read(file: Path, shape: tuple[int, int]) -> Tensor | None:
         features = load_file(file)["features"]
     except (OSError, SafetensorError, KeyError):
         return None
-    if features.dtype != torch.float32 or features.shape != shape:
-        return None
-    if not features.isfinite().all():
-        return None
-    return features
+    is_right = features.dtype == torch.float32 and features.shape == shape
+    return features if is_right and features.isfinite().all() else None
 
 
 def extract_features(

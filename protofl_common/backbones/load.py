@@ -90,8 +90,10 @@ def load_backbone(name: str, device: torch.device) -> Backbone:
         with torch.random.fork_rng(devices=[]):
             parts = read(parsed)
     except Exception as error:  # of JSON, base64, pickle, safetensors, a library or its hub
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        raise BackboneError(f"backbone {name}: cannot be had ({reason})") from error
+        raise BackboneError(
+            f"backbone {name}: cannot be had "
+            f"({type(error).__name__}: {' '.join(str(error).split())})"
+        ) from error
     backbone = frozen_backbone(parsed, *parts)
     backbone.network.to(device).to(memory_format=torch.channels_last)  # a third faster
     return backbone
@@ -120,14 +122,12 @@ def frozen_backbone(
         with torch.inference_mode():
             features: Any = network(torch.zeros(1, 3, size, size))
         width = int(features.shape[1])
+        if not features.isfinite().all():
+            raise RuntimeError("its weights give features that are not finite")
     except (RuntimeError, AssertionError, AttributeError) as error:
         raise BackboneError(
             f"backbone {name.kind}:{name.arch} takes no images of {size}×{size} ({error})"
         ) from error
-    if not features.isfinite().all():
-        raise BackboneError(
-            f"backbone {name.kind}:{name.arch}: its weights give features that are not finite"
-        )
     digits_of_weights = checksum(network.state_dict(), facts={})
     identity = f"{name.kind}:{name.arch}@{size}:{mean}:{std}:{digits_of_weights}"
     return Backbone(network, size, width, tuple(mean), tuple(std), identity)
@@ -234,8 +234,9 @@ def timm() -> Any:
     try:
         return import_module("timm")
     except ImportError as error:
-        cure = "pip install 'protofl[timm]' on every machine"
-        raise ImportError(f"{error.name} is not installed; {cure}") from error
+        raise ImportError(
+            f"{error.name} is not installed; pip install 'protofl[timm]' on every machine"
+        ) from error
 
 
 def classifier_name(arch: str) -> str:

@@ -122,8 +122,7 @@ def architecture_option(help: str, site: str = "") -> Any:
     )
 
 
-GAUSSIAN_HEADS = ("naive-bayes", "lda", "qda")
-"""In closed form (`maths/gaussian.py`); as an architecture they are called ``gaussian-lda`` …"""
+GAUSSIAN = "gaussian-lda"  # a head in closed form behind frozen backbones (`maths/gaussian.py`)
 
 HEADS: dict[str, str] = {
     "trainable": "trains like the body",

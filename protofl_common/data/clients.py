@@ -19,6 +19,7 @@ from protofl_common.data.raw import (
     DataError,
     Inputs,
     Ints,
+    PerFeature,
     StoredRows,
     are_images,
     filled,
@@ -28,8 +29,7 @@ from protofl_common.data.sources import check_data_settings
 from protofl_common.data.store import StoredData, open_data
 from protofl_common.tasks import UNLABELLED, Task, kind_of, task_of
 
-Floats = tuple[float, ...]
-Scale = tuple[Floats, Floats, Floats]
+Scale = tuple[PerFeature, PerFeature, PerFeature]
 """Each feature's fill (what stands in the place of missing values), mean and deviation."""
 
 
@@ -53,10 +53,10 @@ class ClientData:
     """Class names of the whole data set, of which the client may have a few only."""
     domain: str
     """The client's domain; "" when the data have none, or when its samples are of several."""
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
+    mean: PerFeature
+    std: PerFeature
     """Per channel of images in [0, 1], or per feature of numbers, as ``mean``; () for tokens."""
-    fill: tuple[float, ...]
+    fill: PerFeature
     """What stands in the place of missing values, per feature; () without ``impute``."""
     columns: tuple[str, ...]
     """Of a table or texts, see `RawData`."""
@@ -97,7 +97,7 @@ def open_client_data(
     client, clients = number_in_division(settings, partition, num_partitions, domain)
     share = shares_of(data, settings, seed, clients, domain, key)[client]
     if settings.standardise == "auto" and are_images(data.inputs):
-        fill: Floats = ()
+        fill: PerFeature = ()
         mean = data.mean
         std = data.std
     elif shared_scale or settings.standardise == "pooled":
@@ -167,8 +167,10 @@ def annotated(labels: Ints, settings: DataSettings, client: int, clients: int) -
     if number > total:
         raise DataError(f"{which}: there are only {total} labels")
     if number * clients < total:
-        without = f"{clients} clients would leave some of the {total} labels to nobody"
-        raise DataError(f"{which}: {without}; choose more")
+        raise DataError(
+            f"{which}: {clients} clients would leave some of the {total} labels to nobody; "
+            "choose more"
+        )
     # neighbours on a ring of all labels; the clients begin at even distances, so that all labels
     # are annotated about as often
     begin = client * total // clients
@@ -194,7 +196,7 @@ def _scale_of(data: StoredData, settings: DataSettings, rows: Ints) -> Scale:
     with "none", and for inputs that are no numbers. Mean and deviation are those after filling.
     """
     inputs = _rows(data.inputs, rows)
-    fill: Floats = ()
+    fill: PerFeature = ()
     if settings.impute != "none" and np.issubdtype(inputs.dtype, np.floating):
         average = np.nanmedian if settings.impute == "median" else np.nanmean
         all_but_features = (0, *range(2, inputs.ndim))

@@ -21,10 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofl_common.config.sections import DataSettings
-from protofl_common.data.door import from_arrays
-from protofl_common.data.images import data_dir_of, read_image
-from protofl_common.data.published import locate_public, read_public
-from protofl_common.data.raw import DataError, Images, Ints, RawData, resized
+from protofl_common.data.published import MNIST_M, locate_public, read_public
+from protofl_common.data.raw import DataError, Floats, Images, Ints, RawData, resized
 
 PER_CLASS = 50
 SEED = 20240229
@@ -39,12 +37,6 @@ REAL_PER_CLASS = 200
 """Images of each digit that ``digit-mix`` takes of a real set: the first of its training part."""
 DIGIT5 = ("mnist", "mnist-m", "usps", "svhn")
 """The domains of Digit-5 but for SynthDigits, which cannot be had."""
-MNIST_M = (
-    "mnist_m/mnist_m_train",
-    "mnist_m/mnist_m_test",
-    "mnist_m/mnist_m_train_labels.txt",
-    "mnist_m/mnist_m_test_labels.txt",
-)
 MOST_OF_DIGIT5 = (7500, 2000)
 """Images of a domain for training and for testing, as in the first papers on Digit-5."""
 PRINTED_FONTS = (
@@ -57,6 +49,7 @@ COLOURED_FONTS = (
 )
 """Files of matplotlib; no font serves two domains."""
 
+Generator = np.random.Generator
 Ink = NDArray[np.float32]
 """float32 [28, 28] in [0, 1]: 0 paper, 1 ink."""
 Pixels = NDArray[np.floating[Any]]
@@ -143,11 +136,10 @@ def read_mix(settings: DataSettings) -> RawData:
         labels = data.labels[training]
         first_of_digits = [training[labels == digit][:REAL_PER_CLASS] for digit in range(10)]
         rows = np.sort(np.concatenate(first_of_digits))
-        grey = resized(data.inputs[rows], SIDE)
-        parts.append((np.repeat(grey, 3, axis=1), data.labels[rows]))
+        parts.append(_in_colour(data, rows, SIDE))
     for look in LOOKS:
         rows = np.flatnonzero(drawn.domains == drawn.domain_names.index(look))
-        parts.append((drawn.inputs[rows], drawn.labels[rows]))
+        parts.append(_in_colour(drawn, rows, SIDE))
     return _of_domains(parts, REAL + LOOKS)
 
 
@@ -158,23 +150,20 @@ def locate_digit5(settings: DataSettings) -> tuple[Path, ...]:
     """
     files_of = _digit5_files(settings)
     if len(files_of) < 2:
-        wanted = f"two of {', '.join(DIGIT5)}: torchvision's files, and {', '.join(MNIST_M)}"
-        raise DataError(f"dataset = 'digit5': data-dir = {settings.data_dir!r} must have {wanted}")
+        of_mnist_m = ", ".join(f"mnist_m/{file}" for file in MNIST_M)
+        raise DataError(
+            f"dataset = 'digit5': data-dir = {settings.data_dir!r} must have "
+            f"two of {', '.join(DIGIT5)}: torchvision's files, and {of_mnist_m}"
+        )
     return tuple(chain.from_iterable(files_of.values()))
 
 
 def _digit5_files(settings: DataSettings) -> dict[str, tuple[Path, ...]]:
     """Return the files of each domain of Digit-5 that is complete in ``data-dir``, by its name."""
-    data_dir = data_dir_of(settings)
     complete = {}
     for name in DIGIT5:
         with suppress(DataError):  # which `locate_public` raises for a domain that is not there
-            if name == "mnist-m":
-                paths = tuple(data_dir / file for file in MNIST_M)
-            else:
-                paths = locate_public(name, settings)
-            if all(path.exists() for path in paths):
-                complete[name] = paths
+            complete[name] = locate_public(name, settings)
     return complete
 
 
@@ -193,36 +182,22 @@ def read_digit5(settings: DataSettings) -> RawData:
     most_for_training, most_for_testing = MOST_OF_DIGIT5
     parts = []
     official = []
-    for name, paths in files_of.items():
-        data = _mnist_m(*paths) if name == "mnist-m" else read_public(name, settings)
+    for name in files_of:
+        data = read_public(name, settings)
         training = np.flatnonzero(data.official == 0)[:most_for_training]
         testing = np.flatnonzero(data.official == 1)[:most_for_testing]
         rows = np.concatenate([training, testing])
-        images = resized(data.inputs[rows], 32)
-        rgb = np.broadcast_to(images, (len(rows), 3, 32, 32))  # a grey image has one channel
-        parts.append((rgb, data.labels[rows]))
+        parts.append(_in_colour(data, rows, 32))
         official.append(data.official[rows])
     data = _of_domains(parts, tuple(files_of))
     return replace(data, official=np.concatenate(official))
 
 
-def _mnist_m(train: Path, test: Path, train_list: Path, test_list: Path) -> RawData:
-    """Read MNIST-M as its authors give it (Ganin et al., 2016): two folders of images.
-
-    A list of each has a line per image with its name and digit, ``00000000.png 5``.
-    """
-    images = []
-    labels = []
-    split = []
-    # part 0 is for training, 1 for testing, as in a column ``split``
-    for part, (folder, listed) in enumerate([(train, train_list), (test, test_list)]):
-        for line in listed.read_text().splitlines():
-            name, label = line.split()
-            images.append(read_image(folder / name, 32))
-            labels.append(int(label))
-            split.append(part)
-    arrays = {"inputs": np.stack(images), "labels": labels, "split": split, "classes": range(10)}
-    return from_arrays(arrays, str(train.parent))
+def _in_colour(data: RawData, rows: Ints, side: int) -> tuple[Images, Ints]:
+    """Return these samples' images, RGB and of this size, and their labels."""
+    images = resized(data.inputs[rows], side)
+    rgb = np.broadcast_to(images, (len(rows), 3, side, side))  # a grey image has one channel
+    return rgb, data.labels[rows]
 
 
 def _of_domains(parts: list[tuple[Images, Ints]], names: tuple[str, ...]) -> RawData:
@@ -240,12 +215,12 @@ def _of_domains(parts: list[tuple[Images, Ints]], names: tuple[str, ...]) -> Raw
 
 
 # -- looks: ink [28, 28], all inks of the domain -> pixels [28, 28, 3]
-def _scanned_look(ink: Ink, inks: list[Ink], rng: np.random.Generator) -> Pixels:
+def _scanned_look(ink: Ink, inks: list[Ink], rng: Generator) -> Pixels:
     """Return white strokes on black."""
     return _mixed(ink, np.zeros(3), np.ones(3))
 
 
-def _printed_look(ink: Ink, inks: list[Ink], rng: np.random.Generator) -> Pixels:
+def _printed_look(ink: Ink, inks: list[Ink], rng: Generator) -> Pixels:
     """Return dark strokes on slightly yellowed paper, with grain."""
     paper = np.array([1.0, 0.98, 0.92]) * rng.uniform(0.85, 1.0)
     stroke = np.full(3, rng.uniform(0.0, 0.3))
@@ -253,7 +228,7 @@ def _printed_look(ink: Ink, inks: list[Ink], rng: np.random.Generator) -> Pixels
     return _mixed(ink, paper, stroke) + grain
 
 
-def _photo_look(ink: Ink, inks: list[Ink], rng: np.random.Generator) -> Pixels:
+def _photo_look(ink: Ink, inks: list[Ink], rng: Generator) -> Pixels:
     """Return the absolute difference of the strokes and a random piece of a photograph.
 
     MNIST-M is made so.
@@ -267,7 +242,7 @@ def _photo_look(ink: Ink, inks: list[Ink], rng: np.random.Generator) -> Pixels:
     return difference
 
 
-def _inverted_look(ink: Ink, inks: list[Ink], rng: np.random.Generator) -> Pixels:
+def _inverted_look(ink: Ink, inks: list[Ink], rng: Generator) -> Pixels:
     """Return dark strokes on light grey, of random contrast, under strong noise."""
     ground = rng.uniform(0.6, 0.95)
     contrast = rng.uniform(0.4, 0.6)
@@ -275,7 +250,7 @@ def _inverted_look(ink: Ink, inks: list[Ink], rng: np.random.Generator) -> Pixel
     return np.repeat(grey[..., None], 3, axis=2)
 
 
-def _coloured_look(ink: Ink, inks: list[Ink], rng: np.random.Generator) -> Pixels:
+def _coloured_look(ink: Ink, inks: list[Ink], rng: Generator) -> Pixels:
     """Return a coloured digit on a gradient, between parts of two neighbours.
 
     So look the house numbers of SVHN. The neighbours are drawn from ``inks``, all of the domain.
@@ -301,7 +276,7 @@ def _coloured_look(ink: Ink, inks: list[Ink], rng: np.random.Generator) -> Pixel
     return _mixed(ink_of_all, ground, stroke) + gradient[..., None]
 
 
-def _mixed(ink: Ink, ground: NDArray[np.float64], stroke: NDArray[np.float64]) -> Pixels:
+def _mixed(ink: Ink, ground: Floats, stroke: Floats) -> Pixels:
     return ground + ink[..., None] * (stroke - ground)
 
 
@@ -319,7 +294,7 @@ def _photographs() -> list[Pixels]:
 class Domain(NamedTuple):
     """A domain of ``digit-domains``."""
 
-    look: Callable[[Ink, list[Ink], np.random.Generator], Pixels]
+    look: Callable[[Ink, list[Ink], Generator], Pixels]
     scanned: int  # images of a digit that are scanned ones; the others are printed
     fonts: str  # of the printed ones
 
@@ -335,7 +310,7 @@ DOMAINS: dict[str, Domain] = {
 
 
 # -- strokes
-def _scanned(scan: Ink, rng: np.random.Generator) -> Ink:
+def _scanned(scan: Ink, rng: Generator) -> Ink:
     """Return the ink of a scanned digit [8, 8]: of random size, nearly centred and upright."""
     from PIL import Image
 
@@ -348,7 +323,7 @@ def _scanned(scan: Ink, rng: np.random.Generator) -> Ink:
     return _jittered(canvas, rng)
 
 
-def _printed(digit: int, fonts: str, rng: np.random.Generator) -> Ink:
+def _printed(digit: int, fonts: str, rng: Generator) -> Ink:
     """Return the ink of a digit in a random font, of random size, nearly centred and upright."""
     import matplotlib
     from PIL import Image, ImageDraw, ImageFont
@@ -363,7 +338,7 @@ def _printed(digit: int, fonts: str, rng: np.random.Generator) -> Ink:
     return _jittered(canvas, rng)
 
 
-def _jittered(canvas: Any, rng: np.random.Generator) -> Ink:
+def _jittered(canvas: Any, rng: Generator) -> Ink:
     """Return the ink on a PIL canvas, shifted by up to 2 pixels and turned by up to 12 degrees."""
     from PIL import Image
 

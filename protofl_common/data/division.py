@@ -21,7 +21,6 @@ from hashlib import blake2b
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from protofl_common.basics.seeding import derive_seed
 from protofl_common.config.datasets import PARTITIONS, is_own
@@ -35,7 +34,7 @@ from protofl_common.data.partitions import (
     set_aside,
     split,
 )
-from protofl_common.data.raw import VALIDATION, DataError, Ints
+from protofl_common.data.raw import VALIDATION, Bools, DataError, Floats, Ints
 from protofl_common.data.store import StoredData
 
 COMMON_TESTS = ("official", "official-all")
@@ -126,12 +125,16 @@ class Division:
         # patients are no domains: then all samples are of one
         self.domains = np.zeros_like(self.owners) if self.by_client else self.owners
 
+        self.is_keyed = settings.test_from == KEYED
         # for each row, bool: whether it is in the validation part that the data set may have
-        self.official_validation: NDArray[np.bool_] = self.official == VALIDATION
+        self.official_validation: Bools = self.official == VALIDATION
+        has_official = bool(self.official_validation.any())
+        in_no_share = settings.test_from in COMMON_TESTS or self.partition.shares_samples
+        self.validates_in_common = has_official and in_no_share
+        self.reserves_validation = has_official or self.is_keyed or self.by_client
         # for each row, bool: whether it was set aside for validation before the pool is dealt:
         # that part, or what `shares` chooses in its place
         self.reserved = self.official_validation
-        self.is_keyed = settings.test_from == KEYED
         self.tests_of: dict[bytes, Ints] = {}  # set of classes -> its official test samples
 
     def random(self, *purpose: str | int) -> Generator:
@@ -151,14 +154,13 @@ class Division:
         min_samples = 1 if test_from in COMMON_TESTS else 2
         if len(pool.rows) < min_samples * clients:
             raise self._too_few(f"{len(pool.rows)} samples are too few for {clients} clients")
-        if self.partition.shares_samples:
-            # all clients have the data set's validation part in common (`_validates_in_common`)
+        if self.validates_in_common:
             pool = pool.take(np.flatnonzero(~self.official_validation[pool.rows]))
         pool = replace(pool, for_training=self._for_training(pool))
 
         tests = self._tests_outside_shares(pool)
-        if test_from == "balanced" and pool.for_training is not None:
-            pool = pool.take(np.flatnonzero(pool.for_training))
+        if test_from == "balanced":
+            pool = pool.take(np.flatnonzero(pool.may_train))
             min_samples = 1  # the tests have just left the pool
         self.reserved = self._for_validation(pool)
 
@@ -184,8 +186,9 @@ class Division:
             rows = np.flatnonzero(self.official == 0)
         total = settings.total_samples
         if total > len(rows):
-            cure = "use at most that, or 0"
-            raise DataError(f"total-samples = {total}: there are only {len(rows)}; {cure}")
+            raise DataError(
+                f"total-samples = {total}: there are only {len(rows)}; use at most that, or 0"
+            )
         if total:
             rng = self.random("total-samples")
             rows = np.sort(rng.choice(rows, size=total, replace=False))
@@ -196,8 +199,10 @@ class Division:
         if self.partition.needs_domains:
             self._check_domains(pool)
         if settings.test_from.startswith("official") and not (self.official == 1).any():
-            without = "the data mark no test samples; use split or balanced"
-            raise DataError(f"test-from = {settings.test_from!r}: {without}")
+            raise DataError(
+                f"test-from = {settings.test_from!r}: "
+                "the data mark no test samples; use split or balanced"
+            )
         return pool
 
     def _of_domain(self, pool: Pool) -> Pool:
@@ -208,11 +213,14 @@ class Division:
         by_domains = [name for name, row in PARTITIONS.items() if row.needs_domains]
         allowed = ("own", *by_domains)
         if settings.partition not in allowed:
-            without = f"has no meaning with partition {settings.partition!r}, only {allowed}"
-            raise DataError(f"{which}: {without}")
+            raise DataError(
+                f"{which}: has no meaning with partition {settings.partition!r}, only {allowed}"
+            )
         if self.domain not in names:
-            has = f"has no such domain; its domains: {', '.join(names) or 'none'}"
-            raise DataError(f"{which}: dataset {settings.dataset!r} {has}")
+            raise DataError(
+                f"{which}: dataset {settings.dataset!r} "
+                f"has no such domain; its domains: {', '.join(names) or 'none'}"
+            )
         pool = pool.take(np.flatnonzero(pool.domains == names.index(self.domain)))
         return replace(pool, domains=np.zeros_like(pool.domains), domain_names=(self.domain,))
 
@@ -220,8 +228,10 @@ class Division:
         """Raise DataError if a partition by domains finds no domains, or one without samples."""
         which = f"partition = {self.settings.partition!r}"
         if not pool.domain_names:
-            cure = "give them a column 'client', or choose another partition"
-            raise DataError(f"{which}: the data name no clients or domains; {cure}")
+            raise DataError(
+                f"{which}: the data name no clients or domains; "
+                "give them a column 'client', or choose another partition"
+            )
         if self.domain:  # the pool has this domain alone: what the others have does not matter
             return
         with_samples = {pool.domain_names[owner] for owner in np.unique(self.owners)}
@@ -229,7 +239,7 @@ class Division:
         if empty:
             raise DataError(f"{which}: domain {min(empty)!r} is empty; fill or remove it")
 
-    def _for_training(self, pool: Pool) -> NDArray[np.bool_] | None:
+    def _for_training(self, pool: Pool) -> Bools | None:
         """Return which samples of the pool are for training, bool [n]; the others are for tests.
 
         None if that is decided for each share by itself, or if the tests are in nobody's share.
@@ -258,7 +268,7 @@ class Division:
         test_rows = self._rows_aside(free.rows, tests, rng, for_testing=True)
         return ~np.isin(pool.rows, test_rows)
 
-    def _hashes(self, purpose: str, rows: Ints) -> NDArray[np.float64]:
+    def _hashes(self, purpose: str, rows: Ints) -> Floats:
         """Return a number in [0, 1) for each row, a keyed hash of ``purpose`` and the sample.
 
         If samples of one `client` stay together, the client's name is hashed in the place of the
@@ -266,15 +276,18 @@ class Division:
         has no digests of its samples.
         """
         if not self.key:
-            which = f"test-from = {KEYED!r}"
-            raise DataError(f"{which}: only in the node config of a site with data of its own")
+            raise DataError(
+                f"test-from = {KEYED!r}: only in the node config of a site with data of its own"
+            )
         if self.by_client:
             contents = [self.data.domain_names[owner].encode() for owner in self.owners[rows]]
         else:
             contents = [digest.tobytes() for digest in self.data.contents[rows]]
             if contents and not contents[0]:  # `RawData.contents` is empty: no digests
-                cure = "choose split, or keep them as files"
-                raise DataError(f"test-from = {KEYED!r}: not with {self.settings.dataset}; {cure}")
+                raise DataError(
+                    f"test-from = {KEYED!r}: not with {self.settings.dataset}; "
+                    "choose split, or keep them as files"
+                )
         # ``person`` personalises the hash: one key gives other numbers for another purpose
         hashes = [
             blake2b(content, key=self.key, person=purpose.encode(), digest_size=8).digest()
@@ -291,16 +304,15 @@ class Division:
         share, `_share` takes no notice of them.
         """
         settings = self.settings
-        if settings.test_from == "balanced" and pool.for_training is not None:
-            return np.sort(pool.rows[~pool.for_training])
+        if settings.test_from == "balanced":
+            return np.sort(pool.rows[~pool.may_train])
         tests = np.flatnonzero(self.official == 1)
         if settings.test_from == "official-all":
             rng = self.random("official-all")
-            chosen, _ = proportional(self.labels[tests], settings.test_samples, rng)
-            tests = tests[chosen]
+            tests = tests[proportional(self.labels[tests], settings.test_samples, rng)]
         return tests
 
-    def _for_validation(self, pool: Pool) -> NDArray[np.bool_]:
+    def _for_validation(self, pool: Pool) -> Bools:
         """Return which samples are set aside for validation before the pool is dealt.
 
         The result is bool over all rows of the data set. If the data set has a validation part, it
@@ -309,14 +321,10 @@ class Division:
         `_validated` chooses in each share by itself.
         """
         fraction = self.settings.validation_fraction
-        has_official = self.official_validation.any()
-        is_chosen_here = self.is_keyed or self.by_client
-        if has_official or fraction == 0 or not is_chosen_here:
+        if self.official_validation.any() or not self.reserves_validation:
             return self.official_validation
 
-        rows = pool.rows
-        if pool.for_training is not None:
-            rows = rows[pool.for_training]
+        rows = pool.rows[pool.may_train]
         if self.is_keyed:
             chosen = rows[self._hashes("validation", rows) < fraction]
         else:
@@ -424,9 +432,9 @@ class Division:
             train = train[is_training]
 
         choose = balanced if self.partition.balances_classes else proportional
-        chosen, others = choose(self.labels[train], settings.train_samples, rng)
+        chosen = choose(self.labels[train], settings.train_samples, rng)
         if is_split_here:
-            tests = np.concatenate([tests, train[others]])
+            tests = np.concatenate([tests, np.delete(train, chosen)])
         train = np.sort(train[chosen])
 
         tests = self._tested(train, tests, rng)
@@ -434,71 +442,58 @@ class Division:
         return Share(train, tests, validation)
 
     def _tested(self, train: Ints, tests: Ints, rng: Generator) -> Ints:
-        """Choose among ``tests`` the rows that a client with these training rows is tested on."""
-        mode = self.settings.test_from
+        """Choose among ``tests`` the rows that a client with these training rows is tested on.
+
+        They are at most ``test-samples``, or all if that is 0. With "official" they are of the
+        classes that the client trains on. With "balanced" they are of its domains, and equally many
+        of each class: if ``test-samples`` is 0, as many as the rarest class allows. DataError if
+        there are none, or nothing to train on.
+        """
+        settings = self.settings
+        mode = settings.test_from
+        limit = settings.test_samples
+        choose = proportional
         if mode == "official-all":  # capped once, for all clients alike
             return tests
         if mode == "official":
-            return self._tested_on_classes(train, tests, rng)
-        if mode == "balanced":
-            return self._tested_on_domains(train, tests, rng)
-        return self._tested_on_own(train, tests, rng)
+            tests = self._tests_of_classes(np.unique(self.labels[train]), tests)
+            if not limit:
+                return tests
+        elif mode == "balanced":
+            tests = tests[np.isin(self.domains[tests], self.domains[train])]
+            if not len(tests):
+                raise DataError(
+                    "test-from = 'balanced': "
+                    "a client's domain has no sample left to test on; use split"
+                )
+            _, counts = np.unique(self.labels[tests], return_counts=True)
+            limit = limit or len(counts) * counts.min()
+            choose = balanced
 
-    def _tested_on_classes(self, train: Ints, tests: Ints, rng: Generator) -> Ints:
-        """Return the official test samples of the classes that the client trains on.
-
-        They are at most ``test-samples``. DataError if there is none. The samples of a set of
-        classes are found once, as many clients have the same set.
-        """
-        classes = np.unique(self.labels[train])
-        key = classes.tobytes()
-        if key not in self.tests_of:
-            self.tests_of[key] = tests[np.isin(self.labels[tests], classes)]
-        tests = self.tests_of[key]
-        if not len(tests):
-            names = ", ".join(sorted(self.strata_names[label] for label in classes))
-            without = f"the official test part has no sample of classes {names}"
-            raise DataError(f"test-from = 'official': {without}")
-        limit = self.settings.test_samples
-        if not limit:
-            return tests
-        chosen, _ = proportional(self.labels[tests], limit, rng)
-        return tests[chosen]
-
-    def _tested_on_domains(self, train: Ints, tests: Ints, rng: Generator) -> Ints:
-        """Return test samples of the domains that the client trains on, equally many of each class.
-
-        They are ``test-samples`` in all, or if that is 0, as many as the rarest class allows.
-        DataError if those domains have none.
-        """
-        tests = tests[np.isin(self.domains[tests], self.domains[train])]
-        if not len(tests):
-            without = "a client's domain has no sample left to test on; use split"
-            raise DataError(f"test-from = 'balanced': {without}")
-        counts = np.bincount(self.labels[tests])
-        counts = counts[counts > 0]
-        all_of_the_rarest = len(counts) * counts.min()  # and equally many of each other class
-        limit = self.settings.test_samples or all_of_the_rarest
-        chosen, _ = balanced(self.labels[tests], limit, rng)
-        return tests[chosen]
-
-    def _tested_on_own(self, train: Ints, tests: Ints, rng: Generator) -> Ints:
-        """Return the test samples of the client's own share, at most ``test-samples``.
-
-        DataError if it has none, or nothing to train on.
-        """
-        settings = self.settings
-        chosen, _ = proportional(self.labels[tests], settings.test_samples, rng)
-        tests = np.sort(tests[chosen])
+        tests = np.sort(tests[choose(self.labels[tests], limit, rng)])
         if not (len(train) and len(tests)):
-            which = f"partition = {settings.partition!r}, test-from = {settings.test_from!r}"
-            few = f"a client has {len(train)} training and {len(tests)} test samples"
-            cure = (
+            raise DataError(
+                f"partition = {settings.partition!r}, test-from = {mode!r}: "
+                f"a client has {len(train)} training and {len(tests)} test samples; "
                 "leave out classes of few samples, or of one `client`, "
                 "or use fewer clients or more total-samples"
             )
-            raise DataError(f"{which}: {few}; {cure}")
         return tests
+
+    def _tests_of_classes(self, classes: Ints, tests: Ints) -> Ints:
+        """Return the official test samples of these classes; DataError if there is none.
+
+        They are found once for each set of classes, as many clients have the same set.
+        """
+        key = classes.tobytes()
+        if key not in self.tests_of:
+            self.tests_of[key] = tests[np.isin(self.labels[tests], classes)]
+        if not len(self.tests_of[key]):
+            names = ", ".join(sorted(self.strata_names[label] for label in classes))
+            raise DataError(
+                f"test-from = 'official': the official test part has no sample of classes {names}"
+            )
+        return self.tests_of[key]
 
     def _validated(self, client: int, train: Ints, share: Ints) -> tuple[Ints, Ints]:
         """Return a client's rows for training, and those for validation.
@@ -506,30 +501,25 @@ class Division:
         ``train`` are the rows for training so far, ``share`` all rows that it was dealt. A
         validation part of the data set that is in nobody's share is for all clients: with
         "official-all" as a whole, otherwise as far as it is of the classes that the client trains
-        on. Where rows were reserved for validation before the pool was dealt, the client has those
-        in its share. In other cases ``validation-fraction`` of ``train`` is set aside here.
+        on. Where rows are reserved for validation before the pool is dealt, the client has those in
+        its share. In other cases ``validation-fraction`` of ``train`` is set aside here.
         """
         settings = self.settings
-        has_official = self.official_validation.any()
-        if has_official and self._validates_in_common():
+        if self.validates_in_common:
             validation = np.flatnonzero(self.official_validation)
             if settings.test_from != "official-all":
                 is_of_trained_class = np.isin(self.labels[validation], self.labels[train])
                 validation = validation[is_of_trained_class]
             return train, validation
-        if has_official or self.by_client or self.is_keyed:
+        if self.reserves_validation or not settings.validation_fraction:
             return train, np.sort(share[self.reserved[share]])
-        if not settings.validation_fraction:
-            return train, train[:0]
         rng = self.random("validation", client, self.domain)
         stay, aside = set_aside(self.labels[train], settings.validation_fraction, rng)
         return train[stay], train[aside]
 
-    def _validates_in_common(self) -> bool:
-        """True if the data set's validation part is in nobody's share."""
-        return self.settings.test_from in COMMON_TESTS or self.partition.shares_samples
-
     def _too_few(self, what: str) -> DataError:
-        each = "each needs one for training and one for testing"
-        cure = "use fewer clients (num-partitions), a larger total-samples or another partition"
-        return DataError(f"partition = {self.settings.partition!r}: {what} ({each}); {cure}")
+        return DataError(
+            f"partition = {self.settings.partition!r}: {what} "
+            "(each needs one for training and one for testing); "
+            "use fewer clients (num-partitions), a larger total-samples or another partition"
+        )

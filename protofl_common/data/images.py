@@ -68,13 +68,20 @@ def data_dir_of(settings: DataSettings, *, hint: str = "") -> Path:
     dataset = settings.dataset
     if not settings.data_dir:
         filled = ", which download = true can fill" if hint else ""
-        needs = f"dataset {dataset!r} needs files; set data-dir to their folder{filled}"
-        raise DataError(f"data-dir = '': {needs} (on a site with a node config of its own: there)")
+        raise DataError(
+            f"data-dir = '': dataset {dataset!r} needs files; set data-dir to their folder"
+            f"{filled} (on a site with a node config of its own: there)"
+        )
     root = Path(settings.data_dir).expanduser().absolute()
     if not root.is_dir():
-        missing = f"there is no such folder (dataset {dataset!r}){hint}"
-        raise DataError(f"data-dir = {settings.data_dir!r}: {missing}")
+        raise DataError(
+            f"data-dir = {settings.data_dir!r}: there is no such folder (dataset {dataset!r}){hint}"
+        )
     return root
+
+
+_Folders = list[tuple[str, Path]]
+"""The name of each folder, of composed letters, and the folder."""
 
 
 class _Sample(NamedTuple):
@@ -96,22 +103,26 @@ def read_folder(settings: DataSettings, domains: Sequence[Path] = ()) -> RawData
     root = data_dir_of(settings)
     by_domain = settings.dataset != "image-folder"
     left_out: Counter[str] = Counter()
-    # what else is in an image-folder's root is counted with the rest of its tree below
-    folders = domains or _folders(root, left_out if by_domain else None)
-    trees = folders if by_domain else [root]
+    folders = [(path.name, path) for path in domains]
+    if not domains:
+        # what else is in an image-folder's root is counted with the rest of its tree below
+        folders = _folders(root, left_out if by_domain else Counter())
+    names = [name for name, _ in folders]
+    trees = folders if by_domain else [("", root)]
     picked = class_names(settings.classes)
-    samples = _images_in(trees, picked if by_domain else (), left_out)
+    samples, unlisted = _images_in(trees, picked if by_domain else (), left_out)
     if not samples:
         layout = "DOMAIN/CLASS/image" if by_domain else "CLASS/image"
-        none = f"no images laid out as {layout} in {root}"
-        raise DataError(f"data-dir = {settings.data_dir!r}: {none}")
+        raise DataError(
+            f"data-dir = {settings.data_dir!r}: no images laid out as {layout} in {root}"
+        )
 
     arrays: dict[str, Any] = {"labels": [image.class_name for image in samples]}
     if by_domain:
-        parts = [folder for folder in folders if PART.fullmatch(folder.name)]
-        if len(parts) > 1 or len(parts) == len(folders):
+        parts = [name for name in names if PART.fullmatch(name)]
+        if len(parts) > 1 or len(parts) == len(names):
             raise _no_layout(root, parts, "domains")
-        _check_picked(samples, trees, root, settings)
+        _check_picked(samples, unlisted, root, settings)
         arrays["domain"] = [image.domain for image in samples]
     else:
         _check_classes_of_folders(samples, folders, root, settings)
@@ -125,35 +136,36 @@ def read_folder(settings: DataSettings, domains: Sequence[Path] = ()) -> RawData
     if left_out:
         note += f"; left out: {counts_of(left_out)}"
     if by_domain:  # domains without images count, too, so indices are into the names of all folders
-        names = sorted({with_composed_letters(folder.name) for folder in folders})
+        names = sorted({*names})
         indices = np.array([names.index(name) for name in data.domain_names], np.int64)
         data = replace(data, domains=indices[data.domains], domain_names=tuple(names))
     return replace(data, notes=(note, *data.notes))
 
 
 def _images_in(
-    trees: Sequence[Path], names: tuple[str, ...], left_out: Counter[str]
-) -> list[_Sample]:
+    trees: _Folders, names: tuple[str, ...], left_out: Counter[str]
+) -> tuple[list[_Sample], dict[str, Path]]:
     """Return all images TREE/CLASS/image; with ``names`` only those of these classes.
 
-    What is passed over is counted in ``left_out``.
+    What is passed over is counted in ``left_out``; folders of other classes are also returned, by
+    the letters of their names (`letters_of`).
     """
     samples = []
-    for tree in trees:
-        for folder in _folders(tree, left_out):
-            name = with_composed_letters(folder.name)
+    unlisted = {}
+    for domain, tree in trees:
+        for name, folder in _folders(tree, left_out):
             if names and name not in names:
                 left_out["folder of no class in `classes`"] += 1
+                unlisted[letters_of(name)] = folder
                 continue
-            domain = with_composed_letters(tree.name)
             for file in image_files(folder, left_out):
                 *folders_below, _ = file.relative_to(folder).parts
                 samples.append(_Sample(file, name, domain, "".join(folders_below[:1])))
-    return samples
+    return samples, unlisted
 
 
 def _check_classes_of_folders(
-    samples: list[_Sample], folders: Sequence[Path], root: Path, settings: DataSettings
+    samples: list[_Sample], folders: _Folders, root: Path, settings: DataSettings
 ) -> None:
     """Raise DataError for folders of an ``image-folder`` that are no classes.
 
@@ -166,27 +178,26 @@ def _check_classes_of_folders(
     if names:
         for image in samples:
             if image.class_name not in names:
-                unlisted = f"the folder {image.class_name!r} (of {image.file})"
-                raise DataError(f"classes = {settings.classes!r} does not list {unlisted}")
+                raise DataError(
+                    f"classes = {settings.classes!r} does not list "
+                    f"the folder {image.class_name!r} (of {image.file})"
+                )
         return
-    for folder in folders:
-        name = with_composed_letters(folder.name)
+    for name, _ in folders:
         if name not in present:
             kinds = ", ".join(sorted(EXTENSIONS))
-            without = f"is a class without an image there ({kinds})"
-            cure = "add some, remove it, or name the classes"
-            raise DataError(f"classes = '': the folder {name!r} in {root} {without}; {cure}")
+            raise DataError(
+                f"classes = '': the folder {name!r} in {root} is a class without an image there "
+                f"({kinds}); add some, remove it, or name the classes"
+            )
 
-    if len(folders) > 1 and all(PART.fullmatch(folder.name) for folder in folders):
-        raise _no_layout(root, folders, "classes")
+    if len(folders) > 1 and all(PART.fullmatch(name) for name, _ in folders):
+        raise _no_layout(root, sorted(present), "classes")
     # a folder that itself has images is a class; of the others compare the names of their folders
     direct = {image.class_name for image in samples if image.file.parent.parent == root}
-    nested = [folder for folder in folders if with_composed_letters(folder.name) not in direct]
-    names_below = {folder: _names_below(folder) for folder in nested}
+    names_below = {name: _names_below(folder) for name, folder in folders if name not in direct}
     times = Counter([*present, *chain.from_iterable(names_below.values())])
-    no_classes = [
-        folder for folder in nested if any(times[name] > 1 for name in names_below[folder])
-    ]
+    no_classes = [name for name, below in names_below.items() if any(times[n] > 1 for n in below)]
     if no_classes:
         raise _no_layout(root, no_classes, "classes")
 
@@ -201,18 +212,19 @@ def _names_below(folder: Path) -> set[str]:
     return {name for name in names if not any(kind.fullmatch(name) for kind in no_classes)}
 
 
-def _no_layout(root: Path, folders: Sequence[Path], taken: str) -> DataError:
-    which = f"{first_of(folder.name for folder in folders)} in {root}"
+def _no_layout(root: Path, names: Sequence[str], taken: str) -> DataError:
+    which = f"{first_of(names)} in {root}"
     are = f"parts, folds or sites of a data set, which would be taken for {taken}"
     of_parts = "for parts list the images in a manifest with a split, or take hf:NAME"
     if taken == "domains":
         return DataError(f"{which}: {are}; {of_parts}; call sites otherwise")
-    of_sites = "take dataset = 'domain-folder' for sites"
-    return DataError(f"{which}: {are}; {of_sites}; {of_parts}; or name `classes`")
+    return DataError(
+        f"{which}: {are}; take dataset = 'domain-folder' for sites; {of_parts}; or name `classes`"
+    )
 
 
 def _check_picked(
-    samples: list[_Sample], trees: Sequence[Path], root: Path, settings: DataSettings
+    samples: list[_Sample], unlisted: dict[str, Path], root: Path, settings: DataSettings
 ) -> None:
     """Raise DataError for a class in the setting ``classes`` without images in a domain-folder.
 
@@ -222,26 +234,19 @@ def _check_picked(
     names = class_names(settings.classes)
     present = {image.class_name for image in samples}
     absent = [name for name in names if name not in present]
-    if not absent:
-        return
-
-    unlisted = {}  # letters of a folder's name -> a folder that ``classes`` does not list
-    for tree in trees:
-        for folder in _folders(tree):
-            name = with_composed_letters(folder.name)
-            if name not in names:
-                unlisted[letters_of(name)] = folder
+    which = f"classes = {settings.classes!r}"
     for name in absent:
         folder_alike = unlisted.get(letters_of(name))
         if folder_alike:
-            without = f"{name!r} has no images, and it does not list the folder {folder_alike}"
-            raise DataError(f"classes = {settings.classes!r}: {without}; is it misspelt?")
-    if settings.partition != "own":
-        without = f"no domain in {root} has images in a folder {absent[0]!r}"
-        raise DataError(f"classes = {settings.classes!r}: {without}")
+            raise DataError(
+                f"{which}: {name!r} has no images, and it does not list the folder {folder_alike}; "
+                "is it misspelt?"
+            )
+    if absent and settings.partition != "own":
+        raise DataError(f"{which}: no domain in {root} has images in a folder {absent[0]!r}")
 
 
-def _folders(root: Path, left_out: Counter[str] | None = None) -> list[Path]:
+def _folders(root: Path, left_out: Counter[str]) -> _Folders:
     """Return the user's folders in ``root``, sorted by name; count all else in ``left_out``.
 
     Folders that systems and tools make are none of the user's (`_LEFT_OUT`).
@@ -249,13 +254,13 @@ def _folders(root: Path, left_out: Counter[str] | None = None) -> list[Path]:
     folders = []
     for entry in root.iterdir():
         if entry.is_dir() and not _LEFT_OUT.fullmatch(entry.name):
-            folders.append(entry)
-        elif left_out is not None:
+            folders.append((with_composed_letters(entry.name), entry))
+        else:
             left_out[_kind(entry)] += 1
-    return sorted(folders, key=lambda folder: with_composed_letters(folder.name))
+    return sorted(folders)
 
 
-def image_files(folder: Path, left_out: Counter[str] | None = None) -> list[Path]:
+def image_files(folder: Path, left_out: Counter[str]) -> list[Path]:
     """Return all image files in ``folder`` and below it, sorted; count others in ``left_out``.
 
     Hidden files count as others, and so do masks of other images, folders of thumbnails, of masks,
@@ -271,25 +276,21 @@ def image_files(folder: Path, left_out: Counter[str] | None = None) -> list[Path
             is_foreign = bool(_LEFT_OUT.fullmatch(path.name) or _COPIES.fullmatch(path.name))
         # a broken link counts as an image, so that it is refused when it is read
         is_image = path.suffix.lower() in EXTENSIONS and (path.is_file() or not path.exists())
+        mask = _MASK.fullmatch(path.stem)
         if path.is_dir() and not is_foreign:
             if path.is_symlink():
-                link = f"{path} is a link to a folder, which is not followed"
-                raise DataError(f"{link}; link a whole class, or files")
+                raise DataError(
+                    f"{path} is a link to a folder, which is not followed; "
+                    "link a whole class, or files"
+                )
             images += image_files(path, left_out)
-        elif is_image and _is_mask(path.stem, stems):
-            if left_out is not None:
-                left_out["named as masks of others"] += 1
+        elif is_image and mask and mask[1] in stems:  # ``a_mask`` beside ``a``
+            left_out["named as masks of others"] += 1
         elif is_image and not is_foreign:
             images.append(path)
-        elif left_out is not None:
+        else:
             left_out[_kind(path)] += 1
     return images
-
-
-def _is_mask(stem: str, stems: set[str]) -> bool:
-    """Return whether an image is called as a mask of one of the others: ``a_mask`` beside ``a``."""
-    match = _MASK.fullmatch(stem)
-    return match is not None and match[1] in stems
 
 
 def _kind(path: Path) -> str:
@@ -343,8 +344,9 @@ def with_images(
     data = from_arrays(kept, where, settings.classes, lambda row: place(rows[row]), several=several)
     lost = [name for name in all_rows.classes if name not in data.classes]
     if lost:
-        none = f"no image of {first_of(lost)} can be read"
-        raise DataError(f"{where}: {none} ({unreadable[min(unreadable)]})")
+        raise DataError(
+            f"{where}: no image of {first_of(lost)} can be read ({unreadable[min(unreadable)]})"
+        )
     count = f"{len(unreadable)} of {len(files)} images cannot be read, and are left out"
     notes = (f"{where}: {count}", *map(str, unreadable.values()))
     return replace(data, contents=contents, notes=(*data.notes, *notes))
@@ -412,12 +414,16 @@ def square_rgb(image: Any, size: int) -> Images:
     if image is None:
         raise ValueError("there is none")
     if image.mode.startswith(("I", "F")):  # PIL would cut them off at 255
-        deep = f"its pixels have more than 8 bits (mode {image.mode}), whose range nobody says"
-        raise ValueError(f"{deep}: save it with 8 bits, or bring arrays of floating point")
+        raise ValueError(
+            f"its pixels have more than 8 bits (mode {image.mode}), whose range nobody says: "
+            "save it with 8 bits, or bring arrays of floating point"
+        )
     # MPO is a phone's photo, whose further frames are previews or a second view
     if image.format != "MPO" and getattr(image, "n_frames", 1) > 1:
-        several = f"it has {image.n_frames} pages or frames, of which one would be seen"
-        raise ValueError(f"{several}; save each as an image")
+        raise ValueError(
+            f"it has {image.n_frames} pages or frames, of which one would be seen; "
+            "save each as an image"
+        )
     if image.mode != "RGB":  # else convert would copy it: half of the time of a photo
         image = image.convert("RGB")
     bilinear = 2  # Image.Resampling.BILINEAR
@@ -443,12 +449,12 @@ def read_image(file: Path, size: int) -> Images:
     try:
         with open_image(file) as image:
             if image.width * image.height > MOST_PIXELS:  # as even a small file may claim
-                limit = f"{MOST_PIXELS / 1e6:.0f} million"
-                raise ValueError(f"{image.width}×{image.height} pixels, above {limit}")
+                raise ValueError(
+                    f"{image.width}×{image.height} pixels, above {MOST_PIXELS / 1e6:.0f} million"
+                )
             # what a camera noted of its position may be broken: then the image stays as it is
             with suppress(Exception):
                 ImageOps.exif_transpose(image, in_place=True)
             return square_rgb(image, size)
     except Exception as error:  # what decoders raise of a broken file may be anything
-        cure = "repair or remove it"
-        raise DataError(f"{file} is not a readable image ({error}); {cure}") from error
+        raise DataError(f"{file} is not a readable image ({error}); repair or remove it") from error

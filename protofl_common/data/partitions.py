@@ -7,17 +7,16 @@ dealt, as cards are.
 """
 
 import math
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import cycle, islice
+from itertools import islice
 
 import numpy as np
-from numpy.typing import NDArray
 
 from protofl_common.config.sections import DataSettings
-from protofl_common.data.raw import DataError, Ints
+from protofl_common.data.raw import Bools, DataError, Floats, Ints
 
-Floats = NDArray[np.float64]
 Generator = np.random.Generator
 Shares = list[Ints]  # positions in the pool of each client's samples
 TRIES = 220  # draws of Dirichlet partitions, before the richest clients fill up the poorest
@@ -33,10 +32,10 @@ class Pool:
     labels: Ints  # int64 [n]
     domains: Ints  # int64 [n], indices into ``domain_names``
     domain_names: tuple[str, ...]
-    for_training: NDArray[np.bool_] | None = None  # bool [n]; None: decided after they are dealt
+    for_training: Bools | None = None  # bool [n]; None: decided after they are dealt
 
     @property
-    def may_train(self) -> NDArray[np.bool_]:
+    def may_train(self) -> Bools:
         """Which samples are for training, bool [n]; all if that is not decided yet."""
         if self.for_training is None:
             return np.ones(len(self.rows), dtype=bool)
@@ -130,9 +129,8 @@ def _dirichlet(
     # at random within a class: files are in the order of looks, patients or dates
     deck = np.concatenate(shuffled_by_class(pool.labels, rng))
     # who gets each card of the deck, which has the classes one after the other
-    clients_of_deck = np.concatenate(
-        [np.repeat(np.arange(clients), counts_N) for counts_N in counts_CN]
-    )
+    clients_by_class = np.tile(np.arange(clients), len(counts_CN))
+    clients_of_deck = np.repeat(clients_by_class, counts_CN.ravel())
     deck_by_client = deck[np.argsort(clients_of_deck, kind="stable")]
     ends_N = np.cumsum(counts_CN.sum(0))
     return np.split(deck_by_client, ends_N[:-1])
@@ -195,7 +193,7 @@ def pathological(pool: Pool, settings: DataSettings, clients: int, rng: Generato
 
     Each client takes the classes that the fewest clients have so far, ties at random: so all
     classes are used when clients × classes-per-client allows it. The clients that hold a class
-    divide it as `_unequal` says.
+    divide it into parts of random size.
     """
     decks = _decks_of_enough_classes(pool, settings, rng)
     holders: list[list[int]] = [[] for _ in decks]
@@ -206,30 +204,21 @@ def pathological(pool: Pool, settings: DataSettings, clients: int, rng: Generato
         for deck_index in fewest_first[: settings.classes_per_client]:
             holders[deck_index].append(client)
 
-    parts: list[Shares] = [[] for _ in range(clients)]
-    for deck, members in zip(decks, holders, strict=True):
-        if not members:
-            continue
-        _check_each_gets_one(pool, deck, len(members), settings)
-        for client, part in zip(members, _unequal(deck, len(members), rng), strict=True):
-            parts[client].append(part)
-    return [np.concatenate(part) for part in parts]
+    def cuts(size: int, number: int) -> Ints:
+        """Each part has 2 samples, or 1 if they are too few for that.
 
+        What is left is divided in proportion to weights, uniform in [0.1, 1].
+        """
+        min_samples = min(2, size // number)
+        to_share_out = size - min_samples * number
+        weights = rng.uniform(0.1, 1, size=number)
+        fractions = np.cumsum(weights / weights.sum())
+        # the i-th part ends after the i fixed amounts and the weighted ones of all parts up to it
+        ends: Ints = np.floor(fractions * to_share_out).astype(np.int64)
+        ends += min_samples * np.arange(1, number + 1)
+        return ends[:-1]
 
-def _unequal(deck: Ints, holders: int, rng: Generator) -> Shares:
-    """Cut ``deck`` into as many parts of random size as a class has ``holders``.
-
-    Each part has 2 samples, or 1 if the deck is too short for that. What is left of the deck is
-    divided in proportion to weights, uniform in [0.1, 1].
-    """
-    min_samples = min(2, len(deck) // holders)
-    to_share_out = len(deck) - min_samples * holders
-    weights = rng.uniform(0.1, 1, size=holders)
-    fractions = np.cumsum(weights / weights.sum())
-    # the i-th part ends after the i fixed amounts and the weighted ones of all parts up to it
-    ends = np.floor(fractions * to_share_out).astype(np.int64)
-    ends += min_samples * np.arange(1, holders + 1)
-    return np.split(deck, ends[:-1])
+    return _cut_among(holders, decks, clients, cuts, pool, settings)
 
 
 def pathological_in_order(
@@ -246,20 +235,20 @@ def pathological_in_order(
     # PFLlib's least of a class: its least for a client over the number of classes
     pfllib_min = int(min(PFLLIB_SAMPLES, len(pool.rows) / clients / 2) / len(decks))
     lacking_N = np.full(clients, settings.classes_per_client)  # classes that each client lacks yet
-    parts: list[Shares] = [[] for _ in range(clients)]
-    for deck in decks:
+    holders = []
+    for _ in decks:
         members = np.flatnonzero(lacking_N)[:holders_of_a_class]
-        if not len(members):
-            break
-        _check_each_gets_one(pool, deck, len(members), settings)
-        equal = len(deck) // len(members)
+        holders.append(members.tolist())
+        lacking_N[members] -= 1
+
+    def cuts(size: int, number: int) -> Ints:
+        equal = size // number
         min_samples = min(max(2, equal // 10, pfllib_min), equal)
         bound = max(equal, min_samples + 1)  # which a draw stays below
-        sizes = rng.integers(min_samples, bound, size=len(members) - 1)
-        for client, part in zip(members, np.split(deck, np.cumsum(sizes)), strict=True):
-            parts[client].append(part)
-        lacking_N[members] -= 1
-    return [np.concatenate(part) for part in parts]
+        sizes = rng.integers(min_samples, bound, size=number - 1)
+        return np.cumsum(sizes)
+
+    return _cut_among(holders, decks, clients, cuts, pool, settings)
 
 
 def _decks_of_enough_classes(pool: Pool, settings: DataSettings, rng: Generator) -> list[Ints]:
@@ -270,11 +259,33 @@ def _decks_of_enough_classes(pool: Pool, settings: DataSettings, rng: Generator)
     return decks
 
 
-def _check_each_gets_one(pool: Pool, deck: Ints, holders: int, settings: DataSettings) -> None:
-    if len(deck) < holders:
-        few = f"class {pool.labels[deck[0]]} has {len(deck)} samples for {holders} clients"
-        cure = "use fewer clients or a smaller classes-per-client"
-        raise DataError(f"partition = {settings.partition!r}: {few}; {cure}")
+def _cut_among(
+    holders: Sequence[Sequence[int]],
+    decks: Shares,
+    clients: int,
+    cuts: Callable[[int, int], Ints],
+    pool: Pool,
+    settings: DataSettings,
+) -> Shares:
+    """Cut each class's deck among the clients that hold the class; return all clients' shares.
+
+    ``cuts`` says where a deck is cut, from its size and the number of parts. DataError for a
+    class with fewer samples than holders.
+    """
+    parts: list[Shares] = [[] for _ in range(clients)]
+    for deck, members in zip(decks, holders, strict=True):
+        if not members:
+            continue
+        if len(deck) < len(members):
+            raise DataError(
+                f"partition = {settings.partition!r}: "
+                f"class {pool.labels[deck[0]]} has {len(deck)} samples for {len(members)} clients; "
+                "use fewer clients or a smaller classes-per-client"
+            )
+        dealt = np.split(deck, cuts(len(deck), len(members)))
+        for client, part in zip(members, dealt, strict=True):
+            parts[client].append(part)
+    return [np.concatenate(part) for part in parts]
 
 
 def n_way_k_shot(pool: Pool, settings: DataSettings, clients: int, rng: Generator) -> Shares:
@@ -289,12 +300,11 @@ def n_way_k_shot(pool: Pool, settings: DataSettings, clients: int, rng: Generato
     """
     decks = shuffled_by_class(pool.labels, rng)
     may_train = pool.may_train
-    training_decks = [_EndlessDeck(deck[may_train[deck]]) for deck in decks]
-    test_decks = [_EndlessDeck(deck[~may_train[deck]]) for deck in decks]
+    training_decks = [deque(deck[may_train[deck]]) for deck in decks]
+    test_decks = [deque(deck[~may_train[deck]]) for deck in decks]
 
-    most_classes = min(len(decks), settings.ways + settings.ways_stdev)
-    fewest_classes = max(min(2, len(decks)), settings.ways - settings.ways_stdev)
-    fewest_classes = min(fewest_classes, most_classes)  # where ``ways`` itself is out of range
+    bounds = (settings.ways - settings.ways_stdev, settings.ways + settings.ways_stdev)
+    fewest_classes, most_classes = np.clip(bounds, min(2, bounds[1]), len(decks))
     fewest_shots = settings.shots - settings.shots_stdev
     most_shots = settings.shots + settings.shots_stdev
 
@@ -306,22 +316,17 @@ def n_way_k_shot(pool: Pool, settings: DataSettings, clients: int, rng: Generato
         tests = max(1, round(shots / settings.train_fraction) - shots)
         positions: list[int] = []
         for label in classes:
-            positions += training_decks[label].deal(shots)
-            positions += test_decks[label].deal(tests)
+            positions += _dealt_round(training_decks[label], shots)
+            positions += _dealt_round(test_decks[label], tests)
         shares.append(np.array(positions, dtype=np.int64))
     return shares
 
 
-class _EndlessDeck:
-    """The positions of a class, dealt out again from the start when they run out."""
-
-    def __init__(self, positions: Ints) -> None:
-        self._size = len(positions)
-        self._dealer = cycle(positions.tolist())
-
-    def deal(self, count: int) -> list[int]:
-        """Return the next ``count`` positions; each of the deck once if it has fewer."""
-        return list(islice(self._dealer, min(count, self._size)))
+def _dealt_round(deck: deque[int], count: int) -> list[int]:
+    """Return the next ``count`` positions, or each once if there are fewer; they go to the end."""
+    dealt = list(islice(deck, count))
+    deck.rotate(-len(dealt))
+    return dealt
 
 
 # -- label and feature shift
@@ -368,18 +373,18 @@ def feature_shift(pool: Pool, settings: DataSettings, clients: int, rng: Generat
     Of n domains client i has number i mod n, or the one that ``clients-per-domain`` says. DataError
     for a domain with fewer samples than clients.
     """
-    domain_of_client = np.array(
-        _domain_of_clients(settings.clients_per_domain, pool.domain_names, clients)
-    )
+    domain_of_client = _domain_of_clients(settings.clients_per_domain, pool.domain_names, clients)
     shares = [np.empty(0, dtype=np.int64)] * clients
     for domain in np.unique(domain_of_client):
         members = np.flatnonzero(domain_of_client == domain)
         positions = np.flatnonzero(pool.domains == domain)
         if len(positions) < len(members):
             name = pool.domain_names[domain]
-            few = f"domain {name!r} has {len(positions)} samples for {len(members)} clients"
-            cure = "use fewer clients, or a larger total-samples"
-            raise DataError(f"partition = {settings.partition!r}: {few}; {cure}")
+            raise DataError(
+                f"partition = {settings.partition!r}: "
+                f"domain {name!r} has {len(positions)} samples for {len(members)} clients; "
+                "use fewer clients, or a larger total-samples"
+            )
         parts = dealt_evenly(pool.labels[positions], len(members), rng)
         for client, part in zip(members, parts, strict=True):
             shares[client] = positions[part]
@@ -416,12 +421,14 @@ def parse_clients_per_domain(text: str) -> list[int]:
         return []
     counts = [count.strip() for count in text.split(",")]
     if not all(count.isdecimal() for count in counts):
-        wanted = "must be numbers separated by commas, such as '1,4,2,2,1'"
-        raise DataError(f"clients-per-domain = {text!r}: {wanted}")
+        raise DataError(
+            f"clients-per-domain = {text!r}: "
+            "must be numbers separated by commas, such as '1,4,2,2,1'"
+        )
     return [int(count) for count in counts]
 
 
-def _domain_of_clients(text: str, domain_names: tuple[str, ...], clients: int) -> list[int]:
+def _domain_of_clients(text: str, domain_names: tuple[str, ...], clients: int) -> Ints:
     """Return the domain of each client, as an index into ``domain_names``.
 
     ``text`` is the setting ``clients-per-domain``. If it is "", the clients have the domains in
@@ -430,16 +437,18 @@ def _domain_of_clients(text: str, domain_names: tuple[str, ...], clients: int) -
     """
     counts = parse_clients_per_domain(text)
     if not counts:
-        return [client % len(domain_names) for client in range(clients)]
+        return np.arange(clients) % len(domain_names)
     if len(counts) != len(domain_names):
-        has = f"the data have {len(domain_names)}: {', '.join(domain_names)}"
-        raise DataError(f"clients-per-domain = {text!r} names {len(counts)} domains; {has}")
+        raise DataError(
+            f"clients-per-domain = {text!r} names {len(counts)} domains; "
+            f"the data have {len(domain_names)}: {', '.join(domain_names)}"
+        )
     if sum(counts) != clients:
         raise DataError(
             f"clients-per-domain = {text!r} sums to {sum(counts)} clients, "
             f"but num-partitions is {clients}"
         )
-    return np.repeat(np.arange(len(counts)), counts).tolist()
+    return np.repeat(np.arange(len(counts)), counts)
 
 
 # -- stratified dealing: labels int64 [n] of some samples -> positions into these (int64)
@@ -492,17 +501,16 @@ def set_aside(labels: Ints, fraction: float, rng: Generator) -> tuple[Ints, Ints
     wanted = min(round(fraction * len(labels)), len(spare))
     aside = spare[:0]
     if wanted:  # a limit of 0 would choose all
-        chosen, _ = proportional(labels[spare], wanted, rng)
-        aside = spare[chosen]
+        aside = spare[proportional(labels[spare], wanted, rng)]
     stay = np.setdiff1d(np.arange(len(labels)), aside)
     return stay, aside
 
 
-def balanced(labels: Ints, limit: int, rng: Generator) -> tuple[Ints, Ints]:
+def balanced(labels: Ints, limit: int, rng: Generator) -> Ints:
     """Choose at most ``limit`` samples (0: all), of each class equally many where it has them.
 
-    Return the positions of these and of the others, both in rising order. A class's n-th sample
-    has turn n, and lower turns are chosen first.
+    Return their positions in rising order. A class's n-th sample has turn n, and lower turns are
+    chosen first.
     """
     turns = np.empty(len(labels))
     for positions in shuffled_by_class(labels, rng):
@@ -510,11 +518,11 @@ def balanced(labels: Ints, limit: int, rng: Generator) -> tuple[Ints, Ints]:
     return _first(turns, limit, rng)
 
 
-def proportional(labels: Ints, limit: int, rng: Generator) -> tuple[Ints, Ints]:
+def proportional(labels: Ints, limit: int, rng: Generator) -> Ints:
     """Choose at most ``limit`` samples (0: all), in about the proportions of the classes.
 
-    Return the positions of these and of the others, both in rising order. The turns of a class are
-    spread evenly over [0, 1), from a random start, and lower turns are chosen first.
+    Return their positions in rising order. The turns of a class are spread evenly over [0, 1), from
+    a random start, and lower turns are chosen first.
     """
     turns = np.empty(len(labels))
     for positions in shuffled_by_class(labels, rng):
@@ -522,23 +530,15 @@ def proportional(labels: Ints, limit: int, rng: Generator) -> tuple[Ints, Ints]:
     return _first(turns, limit, rng)
 
 
-def _first(turns: Floats, limit: int, rng: Generator) -> tuple[Ints, Ints]:
-    """Return the ``limit`` positions of the lowest turns (0: all), and the other positions.
+def _first(turns: Floats, limit: int, rng: Generator) -> Ints:
+    """Return the ``limit`` positions of the lowest turns (0: all), in rising order.
 
-    Of positions with the same turn, those with the lowest lots are chosen. Both arrays are in
-    rising order.
+    Of positions with the same turn, those with the lowest lots are chosen.
     """
     lots = rng.random(len(turns))
-    if limit == 0 or limit >= len(turns):
-        return np.arange(len(turns)), np.arange(0)
-
-    last_turn = np.partition(turns, limit - 1)[limit - 1]  # the turn of the last one to be chosen
-    is_chosen = turns < last_turn
-    tied = np.flatnonzero(turns == last_turn)
-    tied_by_lot = tied[np.argsort(lots[tied], kind="stable")]
-    places_left = limit - is_chosen.sum()
-    is_chosen[tied_by_lot[:places_left]] = True
-    return np.flatnonzero(is_chosen), np.flatnonzero(~is_chosen)
+    if limit == 0:
+        return np.arange(len(turns))
+    return np.sort(np.lexsort((lots, turns))[:limit])  # by turn, then by lot
 
 
 DIVIDE: dict[str, Callable[[Pool, DataSettings, int, Generator], Shares]] = {

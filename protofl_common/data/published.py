@@ -5,6 +5,7 @@ downloaded; of the others, which come with their natural clients, nothing is.
 
 - ``pacs`` (Li et al., ICCV 2017), ``office10`` (Gong et al., CVPR 2012): domains of photographs,
   DOMAIN/CLASS/image.
+- MNIST-M (Ganin et al., JMLR 2016): a domain of ``digit5``.
 - ``fed-isic`` (FLamby, NeurIPS 2022): images of skin from six centres, eight classes, FLamby's
   split.
 """
@@ -23,6 +24,7 @@ from protofl_common.data.images import (
     DEFAULT_SIZE,
     data_dir_of,
     read_folder,
+    read_image,
     square_rgb,
     with_images,
 )
@@ -30,6 +32,12 @@ from protofl_common.data.raw import DataError, Images, Ints, RawData
 from protofl_common.data.table import TableFile
 
 ISIC_IMAGES = "ISIC_2019_Training_Input_preprocessed"
+MNIST_M = (
+    "mnist_m_train",
+    "mnist_m_test",
+    "mnist_m_train_labels.txt",
+    "mnist_m_test_labels.txt",
+)
 
 
 class PublicSet(NamedTuple):
@@ -46,13 +54,11 @@ class PublicSet(NamedTuple):
 
         It is the folder of its own in ``data_dir`` if that is complete, or else ``data_dir``.
         """
-        own_folder = data_dir / self.folder
-        if not self._missing_in(own_folder):
-            return own_folder, []
-        return data_dir, self._missing_in(data_dir)
-
-    def _missing_in(self, root: Path) -> list[str]:
-        return [file for file in self.files if not (root / file).exists()]
+        for root in (data_dir / self.folder, data_dir):
+            missing = [file for file in self.files if not (root / file).exists()]
+            if not missing:
+                break
+        return root, missing
 
 
 def locate_public(name: str, settings: DataSettings) -> tuple[Path, ...]:
@@ -68,18 +74,17 @@ def locate_public(name: str, settings: DataSettings) -> tuple[Path, ...]:
         Path(settings.data_dir).expanduser().mkdir(parents=True, exist_ok=True)
     hint = "; name another, or set download = true" if row.download else ""
     data_dir = data_dir_of(settings, hint=hint)
-    root, missing = row.place(data_dir)
-    if download and missing:
+    if download and row.place(data_dir)[1]:
         # one process downloads; the others wait for the lock, and then find the files
         with locked(data_dir / f".{row.folder}.download"):
-            root, missing = row.place(data_dir)
-            if missing:
+            if row.place(data_dir)[1]:
                 download(data_dir)
-                root, missing = row.place(data_dir)
+    root, missing = row.place(data_dir)
     if missing:
-        where = f"neither in data-dir = {settings.data_dir!r} nor in its folder {row.folder!r}"
         raise DataError(
-            f"dataset = {name!r}: {', '.join(missing)} is {where}; fetch it from {row.origin}"
+            f"dataset = {name!r}: {', '.join(missing)} is "
+            f"neither in data-dir = {settings.data_dir!r} nor in its folder {row.folder!r}; "
+            f"fetch it from {row.origin}"
         )
     return tuple(root / file for file in row.files)
 
@@ -101,15 +106,35 @@ def _fed_isic(root: Path, settings: DataSettings) -> RawData:
     files = [root / ISIC_IMAGES / f"{name}.jpg" for name in rows.columns["image"]]
     missing = [file for file in files if not file.is_file()]
     if missing:
-        what = f"{len(missing)} images are not there, such as {missing[0]}"
-        cure = "fetch them, or take their rows out of train_test_split"
-        raise DataError(f"dataset = 'fed-isic': {what}; {cure}")
+        raise DataError(
+            f"dataset = 'fed-isic': {len(missing)} images are not there, such as {missing[0]}; "
+            "fetch them, or take their rows out of train_test_split"
+        )
     arrays = {
         "labels": rows.columns["target"],
         "client": rows.columns["center"],
         "split": rows.columns["fold"],
     }
     return with_images(arrays, files, str(root), settings, rows.place)
+
+
+def _mnist_m(root: Path, settings: DataSettings) -> RawData:
+    """Read MNIST-M as its authors give it: two folders of images.
+
+    A list of each has a line per image with its name and digit, ``00000000.png 5``.
+    """
+    images = []
+    labels = []
+    split = []
+    # part 0 is for training, 1 for testing, as in a column ``split``
+    for part, (folder, listed) in enumerate(zip(MNIST_M[:2], MNIST_M[2:], strict=True)):
+        for line in (root / listed).read_text().splitlines():
+            name, label = line.split()
+            images.append(read_image(root / folder / name, 32))
+            labels.append(int(label))
+            split.append(part)
+    arrays = {"inputs": np.stack(images), "labels": labels, "split": split, "classes": range(10)}
+    return from_arrays(arrays, str(root))
 
 
 # -- torchvision
@@ -143,8 +168,9 @@ def _decoded(cls: str, pieces: Pieces, root: Path, settings: DataSettings) -> Ra
         opened = [open_piece(str(root), **arguments) for arguments in pieces]
         images = [_images(piece, settings.image_size or DEFAULT_SIZE) for piece in opened]
     except (RuntimeError, OSError, ValueError, EOFError) as error:
-        what = f"torchvision cannot read {cls} in {root} ({error})"
-        raise DataError(f"dataset = {settings.dataset!r}: {what}") from error
+        raise DataError(
+            f"dataset = {settings.dataset!r}: torchvision cannot read {cls} in {root} ({error})"
+        ) from error
     labels = np.concatenate([_labels(piece) for piece in opened])
     test_begins = len(labels) - len(images[-1])  # the last piece is the test part
     arrays = {
@@ -209,6 +235,7 @@ PUBLIC: dict[str, PublicSet] = {
         "flowers-102",
         pieces=({"split": "train"}, {"split": "val"}, {"split": "test"}),
     ),
+    "mnist-m": PublicSet(_mnist_m, origin="its authors", folder="mnist_m", files=MNIST_M),
     "pacs": PublicSet(
         _domains,
         origin="DomainBed",

@@ -42,7 +42,7 @@ def oddities(data: StoredData, settings: DataSettings) -> Iterator[str]:
     files = []
     for path in source_of(settings.dataset).locate(settings):
         if path.is_dir():
-            files += image_files(path)
+            files += image_files(path, Counter())
         elif path.suffix.lower() in EXTENSIONS:
             files.append(path)
     if files:

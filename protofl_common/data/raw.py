@@ -21,11 +21,15 @@ if TYPE_CHECKING:
 Inputs = NDArray[Any]
 Images = NDArray[np.uint8]
 Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+Floats = NDArray[np.float64]
+PerFeature = tuple[float, ...]
+"""A number for each channel of images, or each feature of numbers; () for tokens."""
 
 VALIDATION = 2
 Place = Callable[[int], str]  # number of a sample -> its place in the file, for errors
 any_place: Place = "sample {}".format
-CHUNK = 2048  # images handled at a time: all at once they are too large to be made floating point
+CHUNK = 256  # samples handled at a time: all at once images are too large as floating point
 MOST_BYTES_IN_MEMORY = 2**32  # bytes of inputs as float32; more stay on the disk (`StoredRows`)
 
 
@@ -121,8 +125,10 @@ def resized(images: Inputs, side: int) -> Inputs:
     if side == 0 or (are_images(images) and images.shape[2:] == (side, side)):
         return images
     if not are_images(images):
-        sample = f"a sample is {described(images)}"
-        raise DataError(f"image-size = {side}: only images can be resized; {sample}; use 0")
+        raise DataError(
+            f"image-size = {side}: only images can be resized; a sample is {described(images)}; "
+            "use 0"
+        )
     import torch
 
     result = np.empty((*images.shape[:2], side, side), np.uint8)
@@ -136,7 +142,7 @@ def resized(images: Inputs, side: int) -> Inputs:
 
 
 def normalised(
-    inputs: Inputs, mean: Sequence[float], std: Sequence[float], device: "torch.device"
+    inputs: Inputs, mean: PerFeature, std: PerFeature, device: "torch.device"
 ) -> "torch.Tensor":
     """Return the inputs as a model takes them: (x − mean) / std per channel or feature, float32.
 
@@ -157,45 +163,38 @@ def normalised(
     return values.sub_(centre).div_(spread)
 
 
-def statistics(inputs: Inputs) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def statistics(inputs: Inputs) -> tuple[PerFeature, PerFeature]:
     """Return the means and deviations of images' channels, in [0, 1], or of features (axis 1).
 
-    Both are () for tokens. A constant feature gets the deviation 1, as inputs are divided by it.
-    It is constant if its deviation is no more than a rounding error.
+    A constant feature gets the deviation 1, as inputs are divided by it. It is constant if its
+    deviation is no more than a rounding error. The inputs are read chunk by chunk, as they may lie
+    on the disk.
     """
-    rounding_error: float | NDArray[np.float64] = 1e-6
-    if are_images(inputs):
-        mean, std = _channel_statistics(inputs)
-    elif np.issubdtype(inputs.dtype, np.floating):
-        mean, std = _feature_statistics(inputs)
-        # relative to the mean, as a unit may make all values tiny: concentrations in mol/l
-        # 1e-30 for a feature that is always 0
-        rounding_error = float(np.finfo(np.float32).eps) * np.abs(mean) + 1e-30
-    else:
+    largest = 255 if are_images(inputs) else 1
+    if largest == 1 and not np.issubdtype(inputs.dtype, np.floating):
         return (), ()
-    return tuple(mean.tolist()), tuple(np.where(std > rounding_error, std, 1.0).tolist())
-
-
-def _feature_statistics(numbers: Inputs) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the mean and the deviation of each feature (axis 1), both float64 [features].
-
-    The numbers are read chunk by chunk, as they may lie on the disk.
-    """
-    all_but_features = (0, *range(2, numbers.ndim))
-    values_per_feature = math.prod(numbers.shape) // numbers.shape[1]
-    starts = range(0, len(numbers), CHUNK)
+    all_but_features = (0, *range(2, inputs.ndim))
+    values_per_feature = math.prod(inputs.shape) // inputs.shape[1]
+    starts = range(0, len(inputs), CHUNK)
 
     total: Any = 0
     for start in starts:
-        chunk = numbers[start : start + CHUNK]
+        chunk = inputs[start : start + CHUNK]
         total = total + chunk.sum(all_but_features, np.float64, keepdims=True)
     mean = total / values_per_feature
 
     squares: Any = 0
     for start in starts:
-        chunk = numbers[start : start + CHUNK]
+        chunk = inputs[start : start + CHUNK]
         squares = squares + np.square(chunk - mean).sum(all_but_features)
-    return mean.ravel(), np.sqrt(squares / values_per_feature)
+    std = np.sqrt(squares / values_per_feature)
+
+    # relative to the mean, as a unit may make all values tiny: concentrations in mol/l
+    # 1e-30 for a feature that is always 0
+    mean = mean.ravel()
+    rounding_error = float(np.finfo(np.float32).eps) * np.abs(mean) + 1e-30
+    std = np.where(std > rounding_error, std, largest)
+    return tuple((mean / largest).tolist()), tuple((std / largest).tolist())
 
 
 def filled(inputs: Inputs, fill: Sequence[float]) -> Inputs:
@@ -212,21 +211,3 @@ def filled(inputs: Inputs, fill: Sequence[float]) -> Inputs:
 def _along_axis_1(inputs: Inputs) -> tuple[int, ...]:
     """Return the shape in which one value per channel or feature broadcasts over ``inputs``."""
     return (-1,) + (1,) * (inputs.ndim - 2)
-
-
-def _channel_statistics(images: Images) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the mean and the deviation of each channel, of pixel values scaled to [0, 1].
-
-    They follow from how often a channel has each of the 256 values, so no image is made floating
-    point.
-    """
-    counts = np.zeros((images.shape[1], 256), dtype=np.int64)
-    for image in images:
-        for channel, pixels in enumerate(image):
-            counts[channel] += np.bincount(pixels.ravel(), minlength=256)
-    values = np.arange(256) / 255
-    totals = counts.sum(axis=1)
-    mean = counts @ values / totals
-    mean_of_squares = counts @ values**2 / totals
-    variance = np.maximum(mean_of_squares - mean**2, 0)  # rounding may have made it negative
-    return mean, np.sqrt(variance)

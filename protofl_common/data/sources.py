@@ -73,7 +73,7 @@ SOURCES: dict[str, Source] = {
     "two-digits": Source(drawn.read_pairs, domains=tuple(drawn.DOMAINS)),
     "digit-mix": Source(drawn.read_mix, drawn.locate_mix, domains=drawn.REAL + drawn.LOOKS),
     "digit5": Source(drawn.read_digit5, drawn.locate_digit5),
-    **{name: _public(name) for name in PUBLIC},
+    **{name: _public(name) for name in PUBLIC if name in DATASETS},
     "breast-cancer": Source(partial(read_table, "load_breast_cancer")),
     "wine": Source(partial(read_table, "load_wine")),
     "image-folder": Source(read_folder, locate_folder),

@@ -472,9 +472,6 @@ def _task_problems(settings: Settings) -> Iterator[str]:
             yield f"task = {task!r}: {does_not}; choose an algo of {able}"
     if task not in settings.row.tasks and settings.run.algo not in CATALOG:
         yield f"task = {task!r}: the row of {settings.run.algo} does not declare it (tasks)"
-    problem = settings.hparams.problem_with_task(task)
-    if problem:
-        yield f"task = {task!r}: {problem}"
     fewest = settings.privacy.min_class_samples  # behind anything sent; 1: anything may be sent
     sends_clusters = any(entry.several for entry in vectors_in(settings.exchange.up).values())
     if fewest > 1 and task != "single-label" and sends_clusters:

@@ -11,18 +11,18 @@ cut to the length M, here a multiple of the round's median length.
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from protofl_common.maths.low_rank import State
 from protofl_common.maths.prototypes import Prototypes
 
 # clients from which on their median tells what is usual, and can outvote one of them
 MIN_CLIENTS_FOR_MEDIAN = 3
-State = Mapping[str, Tensor]  # of a model or a part of it: name of parameter or buffer -> value
 # of a layer, to be sorted together
 COORDINATES_AT_ONCE = 2**18
 
@@ -53,14 +53,7 @@ class Aggregator:
         if self.merging == "mean":
             merged = merge_by_class(sets, weighting, factors)
         else:  # a median too is a trimmed mean: of the one or two in the middle
-            joined = Prototypes.joined(sets)
-            labels_C = joined.labels.unique()
-            merged_means = []
-            for label in labels_C:
-                means_ND = joined.means[joined.labels == label]
-                dropped = self.dropped_at_each_end(len(means_ND))
-                merged_means.append(trimmed_mean(means_ND, dropped).float())
-            merged = Prototypes(torch.stack(merged_means), labels_C)
+            merged = _merged_by(self._middle, sets)
 
         if previous is None:
             return merged
@@ -73,7 +66,6 @@ class Aggregator:
 
         The mean is Σ_i share_i · w_i; a median and a trimmed mean ignore ``shares``.
         """
-        dropped = self.dropped_at_each_end(len(sets))
         merged = {}
         for name, first in sets[0].items():
             values = [weights[name] for weights in sets]
@@ -86,7 +78,7 @@ class Aggregator:
                 pieces_of_clients = [value.flatten().split(COORDINATES_AT_ONCE) for value in values]
                 means = []
                 for pieces in zip(*pieces_of_clients, strict=True):
-                    means.append(trimmed_mean(torch.stack(pieces), dropped))
+                    means.append(self._middle(torch.stack(pieces)))
                 mean = torch.cat(means).reshape(first.shape)
             if not first.is_floating_point():
                 mean = mean.round()
@@ -105,10 +97,11 @@ class Aggregator:
         """
         if self.merging == "mean":
             return list(sets)
-        distances_MC = _distances_from_median(sets)
+        labels_C = Prototypes.joined(sets).labels.unique()
+        distances_MC = _distances_from_median(sets, labels_C)
         deviations_M = distances_MC.nanmean(dim=1)
         kept = [torch.ones(len(prototypes), dtype=torch.bool) for prototypes in sets]
-        for label, distances_M in enumerate(distances_MC.T):
+        for label, distances_M in zip(labels_C, distances_MC.T, strict=True):
             # nobody, where too few clients have the class to compare them
             holders = torch.nonzero(~distances_M.isnan()).flatten()
             largest_last = holders[deviations_M[holders].argsort(stable=True)]
@@ -116,6 +109,9 @@ class Aggregator:
             for client in largest_last[first_dropped:].tolist():
                 kept[client] &= sets[client].labels != label
         return [prototypes.only(rows) for prototypes, rows in zip(sets, kept, strict=True)]
+
+    def _middle(self, values_ND: Tensor) -> Tensor:
+        return trimmed_mean(values_ND, self.dropped_at_each_end(len(values_ND)))
 
     def dropped_at_each_end(self, n: int) -> int:
         """Return how many of n sorted values are left out at each end before their mean is taken.
@@ -171,47 +167,46 @@ def fuse_by_similarity(sets: Sequence[Prototypes], temperature: float) -> Protot
     A class's prototypes p_i become Σ_i a_i p_i with a = softmax_i(Σ_j cos(p_i, p_j) /
     ``temperature``). At least one set has a prototype.
     """
-    joined = Prototypes.joined(sets)
-    labels_C = joined.labels.unique()
-    fused = []
-    for label in labels_C:
-        means_ND = joined.means[joined.labels == label].double()
+
+    def fused(means_ND: Tensor) -> Tensor:
         units_ND = normalize(means_ND)
         likeness_N = (units_ND @ units_ND.T).sum(dim=1)
         weights_N = torch.softmax(likeness_N / temperature, dim=0)
-        fused.append((weights_N @ means_ND).float())
-    return Prototypes(torch.stack(fused), labels_C)
+        return weights_N @ means_ND
+
+    return _merged_by(fused, sets)
 
 
-def _distances_from_median(sets: Sequence[Prototypes]) -> Tensor:
+def _merged_by(merge: Callable[[Tensor], Tensor], sets: Sequence[Prototypes]) -> Prototypes:
+    """Merge each class's prototypes by a function: [n, D] float64, of all sets -> [D]."""
+    joined = Prototypes.joined(sets)
+    labels_C = joined.labels.unique()
+    means = [merge(joined.means[joined.labels == label].double()) for label in labels_C]
+    return Prototypes(torch.stack(means).float(), labels_C)
+
+
+def _distances_from_median(sets: Sequence[Prototypes], labels_C: Tensor) -> Tensor:
     """Return how far each client's vote on a class is from the other clients', [M, C] float64.
 
     A vote is the mean of the client's prototypes of the class. Its distance is the Euclidean one
     from the coordinate-wise median of all votes on the class, in multiples of the median of these
-    distances. NaN where a client has no vote, or fewer than `MIN_CLIENTS_FOR_MEDIAN` have. C is
-    one more than the largest label that occurs.
+    distances. NaN where a client has no vote, or fewer than `MIN_CLIENTS_FOR_MEDIAN` have.
     """
-    num_classes = 0
-    for prototypes in sets:
-        if len(prototypes):
-            num_classes = max(num_classes, 1 + int(prototypes.labels.max()))
-
-    distances_MC = torch.full((len(sets), num_classes), torch.nan, dtype=torch.float64)
-    for label in range(num_classes):
-        holders = [client for client, prototypes in enumerate(sets) if label in prototypes.labels]
-        if len(holders) < MIN_CLIENTS_FOR_MEDIAN:
+    distances_MC = torch.full((len(sets), len(labels_C)), torch.nan, dtype=torch.float64)
+    for column, label in enumerate(labels_C):
+        votes = {}  # number of a client -> its vote
+        for client, prototypes in enumerate(sets):
+            own_means = prototypes.means[prototypes.labels == label]
+            if len(own_means):
+                votes[client] = own_means.double().mean(0)
+        if len(votes) < MIN_CLIENTS_FOR_MEDIAN:
             continue
-        votes = []
-        for client in holders:
-            own_means = sets[client].means[sets[client].labels == label]
-            votes.append(own_means.double().mean(0))
-        votes_ND = torch.stack(votes)
-        median_D = trimmed_mean(votes_ND, MEDIAN.dropped_at_each_end(len(holders)))
-        distances_N = (votes_ND - median_D).norm(dim=1)
+        votes_ND = torch.stack([*votes.values()])
+        distances_N = (votes_ND - MEDIAN._middle(votes_ND)).norm(dim=1)
         # tiny in the place of 0, by which it would be divided: the median is 0 where most votes are
         # equal
         median_distance = distances_N.median().clamp_min(torch.finfo(torch.float64).tiny)
-        distances_MC[holders, label] = distances_N / median_distance
+        distances_MC[[*votes], column] = distances_N / median_distance
     return distances_MC
 
 

@@ -66,8 +66,7 @@ def _linked(neighbours_N: np.ndarray) -> np.ndarray:
 
 def _means(vectors_ND: np.ndarray, partition_N: np.ndarray) -> np.ndarray:
     """Return the mean [K, D] of each cluster."""
-    number = len(partition_N)
     counts_K = np.bincount(partition_N)
-    members = (np.ones(number, dtype=np.float32), (partition_N, np.arange(number)))
-    members_KN = sparse.csr_array(members, shape=(len(counts_K), number))
-    return np.asarray(members_KN @ vectors_ND / counts_K[:, None])
+    sums_KD = np.zeros((len(counts_K), vectors_ND.shape[1]), np.float32)
+    np.add.at(sums_KD, partition_N, vectors_ND)
+    return sums_KD / counts_K[:, None]

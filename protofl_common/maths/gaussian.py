@@ -1,11 +1,8 @@
-"""Class moments of features, and the Gaussian classifiers that follow from them in closed form.
+"""Class moments of features, and the Gaussian classifier that follows from them in closed form.
 
-Symbols: x [F] features of a sample; π_c the share of the samples that are of class c;
-m_c = (1/n) Σ_{i of c} x_i; S second moments, as the head needs them:
-
-    naive-bayes   S_c = (1/n) Σ_{i of c} x_i²          [C, F]
-    lda           S = (1/n) Σ_i x_i x_iᵀ               [F (F + 1) / 2], the upper half by rows
-    qda           S_c = (1/n) Σ_{i of c} x_i x_iᵀ      [C, F (F + 1) / 2]
+It is linear discriminant analysis (LDA): the classes have one covariance. Symbols: x [F] features
+of a sample; π_c the share of the samples that are of class c; m_c = (1/n) Σ_{i of c} x_i;
+S = (1/n) Σ_i x_i x_iᵀ, of which the upper half is kept by rows, [F (F + 1) / 2].
 
 Where a sample is of several classes, n is still the number of samples, and S counts it once for
 each of its classes.
@@ -33,36 +30,20 @@ class ClassMoments(nn.Module):
     first: Tensor
     second: Tensor
 
-    def __init__(self, num_classes: int, width: int, head: str) -> None:
+    def __init__(self, num_classes: int, width: int) -> None:
         super().__init__()
-        half = width * (width + 1) // 2  # numbers in the upper half of a matrix [F, F]
-        shape_of_second = {
-            "naive-bayes": (num_classes, width),
-            "lda": (half,),
-            "qda": (num_classes, half),
-        }[head]
+        half = width * (width + 1) // 2
         self.register_buffer("shares", torch.zeros(num_classes, dtype=torch.float64))
         self.register_buffer("first", torch.zeros(num_classes, width, dtype=torch.float64))
-        self.register_buffer("second", torch.zeros(shape_of_second, dtype=torch.float64))
+        self.register_buffer("second", torch.zeros(half, dtype=torch.float64))
 
     @classmethod
     def of(cls, state: Mapping[str, Tensor]) -> "ClassMoments":
-        """Return moments that have the tensors of ``state``, whose shapes say the kind of head."""
-        num_classes, width = state["first"].shape
-        moments = cls(num_classes, width, "lda")  # any kind would do: all tensors are replaced
+        """Return moments that have the tensors of ``state``."""
+        moments = cls(*state["first"].shape)
         for name, value in state.items():
             moments.register_buffer(name, value)
         return moments
-
-    @property
-    def _is_diagonal(self) -> bool:
-        """Whether S has the squares of single features only (naive-bayes)."""
-        return self.second.shape == self.first.shape
-
-    @property
-    def _is_shared(self) -> bool:
-        """Whether S is of all classes together (lda)."""
-        return self.second.dim() == 1
 
     def measure(self, features_NF: Tensor, labels_N: Tensor, samples: int | None = None) -> None:
         """Set the shares π and the moments m and S to those of n samples; labels are in [0, C).
@@ -73,25 +54,17 @@ class ClassMoments(nn.Module):
         n = samples or len(labels_N)
         # in float64, on the CPU: sums of products of many samples
         x_NF = features_NF.double().cpu()
-        labels_N = labels_N.cpu()
-        one_hot_NC = nn.functional.one_hot(labels_N, len(self.shares)).double()
+        one_hot_NC = nn.functional.one_hot(labels_N.cpu(), len(self.shares)).double()
         self.shares.copy_(one_hot_NC.sum(0) / n)
         self.first.copy_(one_hot_NC.T @ x_NF / n)
-        if self._is_diagonal:
-            self.second.copy_(one_hot_NC.T @ x_NF.square() / n)
-        elif self._is_shared:
-            self.second.copy_(_upper_half(x_NF.T @ x_NF / n))
-        else:
-            for label in labels_N.unique().tolist():
-                of_class_NF = x_NF[labels_N == label]
-                self.second[label] = _upper_half(of_class_NF.T @ of_class_NF / n)
+        self.second.copy_(_upper_half(x_NF.T @ x_NF / n))
 
     def repair(self, min_share: float, max_norm: float) -> None:
         """Change noisy moments, in place, to such as samples of norm up to ``max_norm`` can have.
 
         Classes with a share below ``min_share`` are removed, but never the largest; shares then add
-        up to 1; the classes' means are cut to ``max_norm``; a negative variance, or eigenvalue of a
-        covariance, becomes 0.
+        up to 1; the classes' means are cut to ``max_norm``; a negative eigenvalue of the covariance
+        becomes 0.
         """
         is_kept_C = self.shares >= min_share
         is_kept_C[self.shares.argmax()] = True
@@ -100,49 +73,26 @@ class ClassMoments(nn.Module):
         kept_shares_C = is_kept_C * noisy_shares_C
         shares_C = kept_shares_C / kept_shares_C.sum()
 
-        # m and S are means over all samples, so a class's are proportional to its share
-        if not self._is_shared:
-            self.second *= (shares_C / noisy_shares_C)[:, None]
         means_CF = (self.first / noisy_shares_C[:, None]).renorm(2, 0, max_norm)
         self.shares.copy_(shares_C)
         self.first.copy_(shares_C[:, None] * means_CF)
-        if self._is_diagonal:
-            # the variance S_c / π_c − μ_c² is at least 0 if S_c is at least m_c μ_c
-            self.second.copy_(self.second.maximum(self.first * means_CF))
-            return
-
-        # S is linear in the covariance, so what shall leave the covariance leaves S, times π_c
-        eigenvalues, eigenvectors = torch.linalg.eigh(self.covariances())
-        negative = eigenvalues.clamp(max=0)
-        negative_part = (eigenvectors * negative[..., None, :]) @ eigenvectors.mT
-        if self._is_shared:
-            self.second -= _upper_half(negative_part)
-        else:
-            self.second -= shares_C[:, None] * _upper_half(negative_part)
+        # S is linear in the covariance, so what shall leave the covariance leaves S
+        eigenvalues, eigenvectors = torch.linalg.eigh(self.covariance())
+        negative_part = (eigenvectors * eigenvalues.clamp(max=0)) @ eigenvectors.mT
+        self.second -= _upper_half(negative_part)
 
     def means(self) -> Tensor:
         """Return the classes' means μ_c = m_c / π_c, [C, F]."""
         return self.first / self.shares.clamp(min=SMALLEST_SHARE)[:, None]
 
-    def covariances(self) -> Tensor:
-        """Return the covariances Σ; that of a class without samples is 0.
-
-        For qda there is one of each class, S_c / π_c − μ_c μ_cᵀ, [C, F, F]; for naive-bayes its
-        diagonal, [C, F]. For lda it is one within all classes, S − Σ_c m_c μ_cᵀ, [F, F].
-        """
-        means_CF = self.means()
-        shares_C1 = self.shares.clamp(min=SMALLEST_SHARE)[:, None]
-        if self._is_diagonal:
-            return (self.second / shares_C1 - means_CF.square()).clamp(min=0)
-
+    def covariance(self) -> Tensor:
+        """Return the covariance within all classes: Σ = S − Σ_c m_c μ_cᵀ, [F, F]."""
         width = self.first.shape[1]
         rows, columns = torch.triu_indices(width, width)
-        second = self.second.new_zeros(*self.second.shape[:-1], width, width)
-        second[..., rows, columns] = self.second
-        second[..., columns, rows] = self.second
-        if self._is_shared:
-            return second - self.first.T @ means_CF
-        return second / shares_C1[:, :, None] - means_CF[:, :, None] * means_CF[:, None, :]
+        second_FF = self.second.new_zeros(width, width)
+        second_FF[rows, columns] = self.second
+        second_FF[columns, rows] = self.second
+        return second_FF - self.first.T @ self.means()
 
     def over_classes(self, classes_of_a_sample: int) -> "ClassMoments":
         """Return the moments in which a sample counts once for each of its classes.
@@ -171,21 +121,11 @@ class ClassMoments(nn.Module):
         absent_C = self.shares == 0
         if self.first[absent_C].any():
             return "moments of a class without samples"
-        if not self._is_shared and self.second[absent_C].any():
-            return "moments of a class without samples"
-
-        if self._is_diagonal:
-            # S_c π_c − m_c² is π_c² times the variance, without a division
-            squares = self.second * self.shares[:, None]
-            smallest_variance = (squares - self.first.square()).amin()
-            scale = squares.abs().amax()
-        else:
-            covariances = self.covariances()
-            if not covariances.isfinite().all():
-                return "moments too large to be added"
-            traces = covariances.diagonal(dim1=-2, dim2=-1).sum(-1)
-            smallest_variance = torch.linalg.eigvalsh(covariances).amin()
-            scale = traces.abs().amax() + self.second.abs().amax()
+        covariance_FF = self.covariance()
+        if not covariance_FF.isfinite().all():
+            return "moments too large to be added"
+        smallest_variance = torch.linalg.eigvalsh(covariance_FF).amin()
+        scale = covariance_FF.trace().abs() + self.second.abs().amax()
         # rounding may bring a variance of 0 below it, by a part of the numbers that were subtracted
         if float(smallest_variance) >= -TOLERANCE * float(scale):
             return ""
@@ -208,41 +148,25 @@ class ClassMoments(nn.Module):
 class GaussianHead(nn.Module):
     """A Gaussian classifier of features [B, F], with logits [B, C].
 
-    They are log π_c − ½ log |Σ_c| − ½ (x − μ_c)ᵀ Σ_c⁻¹ (x − μ_c), where features longer than the
-    buffer ``longest`` are cut to it. For ``lda`` what is the same for all classes is left out, so
-    that the logits are linear.
+    They are log π_c − ½ (x − μ_c)ᵀ Σ⁻¹ (x − μ_c), without what is the same for all classes: so they
+    are linear. Features longer than the buffer ``longest`` are cut to it.
     """
 
     weight: Tensor
     bias: Tensor
-    mean: Tensor
-    precision: Tensor
     longest: Tensor
 
-    def __init__(self, num_classes: int, width: int, head: str) -> None:
+    def __init__(self, num_classes: int, width: int) -> None:
         super().__init__()
-        self.kind = head
         self.register_buffer("bias", torch.zeros(num_classes))
-        if head == "lda":
-            self.register_buffer("weight", torch.zeros(num_classes, width))
-        else:
-            sizes = (width,) if head == "naive-bayes" else (width, width)
-            self.register_buffer("mean", torch.zeros(num_classes, width))
-            self.register_buffer("precision", torch.zeros(num_classes, *sizes))
+        self.register_buffer("weight", torch.zeros(num_classes, width))
         self.register_buffer("longest", torch.tensor(torch.inf))
 
     def forward(self, x: Tensor) -> Tensor:
         # features are cut to this length as those were whose moments the head is fitted to
         length_B1 = x.norm(dim=1, keepdim=True)
         x = x * (self.longest / length_B1).clamp(max=1)
-        if self.kind == "lda":
-            return x @ self.weight.T + self.bias
-        centred_BCF = x[:, None, :] - self.mean
-        if self.kind == "naive-bayes":
-            distance_BC = (centred_BCF.square() * self.precision).sum(2)
-        else:
-            distance_BC = torch.einsum("bcf,cfg,bcg->bc", centred_BCF, self.precision, centred_BCF)
-        return self.bias - distance_BC / 2
+        return x @ self.weight.T + self.bias
 
     def fit(
         self,
@@ -255,52 +179,28 @@ class GaussianHead(nn.Module):
         """Become the classifier of these moments, of ``counts_C`` samples of each class.
 
         ``priors_C`` take the place of π_c; a class without samples is never predicted.
-        ``shrinkage`` is that of `shrunk_covariance`. Except for ``lda``, each class's covariance is
-        smoothed before it is shrunk: the covariance within all classes counts as one more sample.
-        ``combined`` makes outputs [N, O] of scores of the classes [N, C] (`Task.combined`).
+        ``shrinkage`` is that of `_shrunk_covariance`. ``combined`` makes outputs [N, O] of scores
+        of the classes [N, C] (`Task.combined`).
         """
         means_CF = moments.means()
-        # one of all classes [F, F] for "lda", else of each class: [C, F, F], or variances [C, F]
-        covariances = moments.covariances()
+        within_FF = _shrunk_covariance(moments.covariance(), float(counts_C.sum()), shrinkage)
         log_priors_C = priors_C.double().log().masked_fill(moments.shares == 0, -torch.inf)
-        if self.kind == "lda":
-            within = shrunk_covariance(covariances, float(counts_C.sum()), shrinkage)
-            weight_CF = torch.linalg.solve(within, means_CF.T).T
-            bias_C = log_priors_C - (weight_CF * means_CF).sum(1) / 2
-            # logits are linear in weight and bias, so these are combined in their place
-            self.weight.copy_(combined(weight_CF.T).T)
-            self.bias.copy_(combined(bias_C[None])[0])
-            return
-
-        is_diagonal = self.kind == "naive-bayes"
-        shape = (-1, 1) if is_diagonal else (-1, 1, 1)  # one number for each class's covariance
-        n_C = counts_C.double().reshape(shape)
-        within = (moments.shares.reshape(shape) * covariances).sum(0)
-        smoothed = (n_C * covariances + within) / (n_C + 1)
-        shrunk = []
-        for covariance, n in zip(smoothed, n_C, strict=True):
-            shrunk.append(shrunk_covariance(covariance, float(n), shrinkage))
-        covariances = torch.stack(shrunk)
-        if is_diagonal:
-            log_volume_C = covariances.log().sum(1)
-            precision = 1 / covariances
-        else:
-            log_volume_C = torch.logdet(covariances)
-            precision = torch.linalg.inv(covariances)
-        self.mean.copy_(means_CF)
-        self.precision.copy_(precision)
-        self.bias.copy_(log_priors_C - log_volume_C / 2)
+        weight_CF = torch.linalg.solve(within_FF, means_CF.T).T
+        bias_C = log_priors_C - (weight_CF * means_CF).sum(1) / 2
+        # logits are linear in weight and bias, so these are combined in their place
+        self.weight.copy_(combined(weight_CF.T).T)
+        self.bias.copy_(combined(bias_C[None])[0])
 
 
-def _oracle_shrinkage(covariance: Tensor, trace: Tensor, samples: float) -> float:
+def _oracle_shrinkage(covariance_FF: Tensor, samples: float) -> float:
     """Return ρ of the oracle approximating shrinkage for n ``samples``.
 
     ρ = min(1, ((1 − 2/F) tr Σ² + tr² Σ) / ((n + 1 − 2/F) (tr Σ² − tr² Σ / F))): Chen et al.,
     "Shrinkage Algorithms for MMSE Covariance Estimation", IEEE TSP 2010, Eq. 23.
     """
-    F = len(covariance)
-    trace_of_square = covariance.square().sum()
-    square_of_trace = trace.square()
+    F = len(covariance_FF)
+    trace_of_square = covariance_FF.square().sum()
+    square_of_trace = covariance_FF.trace().square()
     numerator = (1 - 2 / F) * trace_of_square + square_of_trace
     denominator = (samples + 1 - 2 / F) * (trace_of_square - square_of_trace / F)
     if float(denominator) <= 0:  # Σ is a multiple of I, and shrinking does not change it
@@ -308,24 +208,19 @@ def _oracle_shrinkage(covariance: Tensor, trace: Tensor, samples: float) -> floa
     return min(1.0, float(numerator / denominator))
 
 
-def shrunk_covariance(covariance: Tensor, samples: float, shrinkage: float) -> Tensor:
-    """Return (1 − ρ) Σ + ρ (tr Σ / F) I for a covariance Σ [F, F].
+def _shrunk_covariance(covariance_FF: Tensor, samples: float, shrinkage: float) -> Tensor:
+    """Return (1 − ρ) Σ + ρ (tr Σ / F) I for a covariance Σ of n ``samples``.
 
-    Where Σ is given by its diagonal [F], so is the result. ρ is ``shrinkage``, or
-    `_oracle_shrinkage` where that is below 0. `TOLERANCE` of the mean variance, and
-    `LEAST_VARIANCE`, are added to each variance: the result can then be inverted, even if a feature
-    never varies.
+    ρ is ``shrinkage``, or `_oracle_shrinkage` where that is below 0. `TOLERANCE` of the mean
+    variance, and `LEAST_VARIANCE`, are added to each variance: the result can then be inverted,
+    even if a feature never varies.
     """
-    F = len(covariance)
-    is_diagonal = covariance.dim() == 1
-    trace = covariance.sum() if is_diagonal else covariance.trace()
-    rho = shrinkage if shrinkage >= 0 else _oracle_shrinkage(covariance, trace, samples)
-
-    identity_part_F = covariance.new_full((F,), rho * float(trace) / F)
-    identity_part_F = identity_part_F + LEAST_VARIANCE + TOLERANCE * float(trace) / F
-    if is_diagonal:
-        return (1 - rho) * covariance + identity_part_F
-    return (1 - rho) * covariance + torch.diag(identity_part_F)
+    rho = shrinkage if shrinkage >= 0 else _oracle_shrinkage(covariance_FF, samples)
+    trace = float(covariance_FF.trace())
+    F = len(covariance_FF)
+    identity_part_F = covariance_FF.new_full((F,), rho * trace / F)
+    identity_part_F = identity_part_F + LEAST_VARIANCE + TOLERANCE * trace / F
+    return (1 - rho) * covariance_FF + torch.diag(identity_part_F)
 
 
 def with_classes(
@@ -333,38 +228,32 @@ def with_classes(
 ) -> dict[str, Tensor]:
     """Return moments of the classes ``before`` as moments of ``now``, which has them and others.
 
-    The tensors by class get rows of zeros for the other classes, and the order of ``now``. Tensors
-    that are of all classes together stay, and so does what else is in ``moments``.
+    The tensors by class get rows of zeros for the other classes, and the order of ``now``. What
+    else is in ``moments`` stays.
     """
     places = [now.index(name) for name in before]
-    spread = {}
-    for name, value in moments.items():
-        is_by_class = name == "shares" or value.dim() == 2
-        spread[name] = value
-        if is_by_class:
-            spread[name] = value.new_zeros(len(now), *value.shape[1:])
-            spread[name][places] = value
+    spread = dict(moments)
+    for name in ("shares", "first"):
+        value = moments[name]
+        spread[name] = value.new_zeros(len(now), *value.shape[1:])
+        spread[name][places] = value
     return spread
 
 
-def _upper_half(symmetric: Tensor) -> Tensor:
-    """Return the upper half of symmetric matrices [..., F, F], by rows: [..., F (F + 1) / 2].
+def _upper_half(symmetric_FF: Tensor) -> Tensor:
+    """Return the upper half of a symmetric matrix, by rows: [F (F + 1) / 2].
 
     The diagonal is in it; the lower half has the same numbers once more.
     """
-    rows, columns = torch.triu_indices(*symmetric.shape[-2:])
-    return symmetric[..., rows, columns]
+    rows, columns = torch.triu_indices(*symmetric_FF.shape)
+    return symmetric_FF[rows, columns]
 
 
-def off_diagonal_parts(shape: torch.Size, width: int) -> Tensor:
+def off_diagonal_parts(width: int) -> Tensor:
     """Return √½ for each number of second moments that stands for two of a matrix, else 1.
 
-    ``shape`` is that of the second moments of ``width`` features. Of a symmetric matrix they have
-    the upper half, so a number beside the diagonal counts twice in the length of the matrix. The
-    result is one row, [F] or [F (F + 1) / 2]: the same for every class.
+    The second moments of ``width`` features are the upper half of a symmetric matrix, so a number
+    beside the diagonal counts twice in the length of the matrix. The result is [F (F + 1) / 2].
     """
-    is_diagonal = shape[-1] == width
-    if is_diagonal:
-        return torch.ones(width)
     # the upper half of a matrix with 1 on the diagonal and √½ beside it
     return _upper_half(torch.eye(width) + (1 - torch.eye(width)) / 2**0.5)

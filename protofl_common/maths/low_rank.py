@@ -11,31 +11,27 @@ from collections.abc import Collection, Mapping, Sequence
 import torch
 from torch import Tensor
 
+State = Mapping[str, Tensor]  # of a model or a part of it: name of parameter or buffer -> value
 LEFT = ":left"
 RIGHT = ":right"
 
 
-def change_of(
-    after: Mapping[str, Tensor], before: Mapping[str, Tensor], trained: Collection[str]
-) -> dict[str, Tensor]:
+def change_of(after: State, before: State, trained: Collection[str]) -> dict[str, Tensor]:
     """Return after − before of the ``trained`` parameters, and all other tensors as ``after``."""
-    update = {}
-    for name, value in after.items():
-        update[name] = value - before[name] if name in trained else value
-    return update
+    return {
+        name: value - before[name] if name in trained else value for name, value in after.items()
+    }
 
 
-def apply_change(
-    before: Mapping[str, Tensor], update: Mapping[str, Tensor], trained: Collection[str]
-) -> dict[str, Tensor]:
+def apply_change(before: State, update: State, trained: Collection[str]) -> dict[str, Tensor]:
     """Return the weights after an update: ``before`` plus what `change_of` gave."""
-    after = {}
-    for name, value in before.items():
-        after[name] = value + update[name] if name in trained else update[name].clone()
-    return after
+    return {
+        name: value + update[name] if name in trained else update[name].clone()
+        for name, value in before.items()
+    }
 
 
-def compress(weights: Mapping[str, Tensor], energy: float) -> dict[str, Tensor]:
+def compress(weights: State, energy: float) -> dict[str, Tensor]:
     """Return the weights, with two `factors` in the place of a matrix where these are smaller.
 
     They are called ``name:left`` and ``name:right``. ``energy``, in (0, 1], is the part of the
@@ -43,20 +39,15 @@ def compress(weights: Mapping[str, Tensor], energy: float) -> dict[str, Tensor]:
     """
     update: dict[str, Tensor] = {}
     for name, value in weights.items():
-        pair = None
-        # a vector, for one, has no factors that are smaller: its largest rank is 0
-        if value.is_floating_point() and largest_rank(value.shape) > 0:
-            pair = factors(value, energy)
+        pair = factors(value, energy)
         if pair is None:
             update[name] = value
         else:
-            left, right = pair
-            update[name + LEFT] = left
-            update[name + RIGHT] = right
+            update[name + LEFT], update[name + RIGHT] = pair
     return update
 
 
-def expand(update: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def expand(update: State, like: State) -> dict[str, Tensor]:
     """Return the weights that `compress` was given, with its factors multiplied.
 
     They have the names and shapes of ``like``; rounded, and less what the factors did not keep.
@@ -74,9 +65,13 @@ def expand(update: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> dict[str
 def factors(weight: Tensor, energy: float) -> tuple[Tensor, Tensor] | None:
     """Return factors [P, K] and [K, Q] of a weight, or None where they are not smaller than it.
 
+    None for whole numbers, too.
     The weight [P, …] is flattened to the matrix A [P, Q]. Of its singular values σ, the largest K
     are kept: K is the smallest number with Σ_{i≤K} σ_i² ≥ ``energy`` · Σ_i σ_i².
     """
+    most = largest_rank(weight.shape)  # 0 of a vector, which cannot be flattened to a matrix
+    if most == 0 or not weight.is_floating_point():
+        return None
     A = weight.flatten(1).double()
     is_tall = len(A) > A.shape[1]
     wide = A.T if is_tall else A  # the matrix product below is then as small as can be
@@ -87,7 +82,7 @@ def factors(weight: Tensor, energy: float) -> tuple[Tensor, Tensor] | None:
     energies = squares.flip(0).clamp(min=0).cumsum(0)
     # K is one more than the number of ranks that keep too little of the energy
     rank = 1 + int((energies < energy * energies[-1]).sum())
-    if rank > largest_rank(weight.shape):
+    if rank > most:
         return None
 
     U = vectors[:, -rank:].contiguous()  # those of the largest K

@@ -68,10 +68,12 @@ class Prototypes:
 def class_means(features_ND: Tensor, labels_N: Tensor, num_classes: int) -> Prototypes:
     """Return the mean feature of each class present (FedProto Eq. 1), on the CPU.
 
-    In ascending order of the labels, with the number of samples behind each mean.
+    In ascending order of the labels, with the number of samples behind each mean. They are float32,
+    or float64 where the features are.
     """
-    sums_CD = features_ND.new_zeros(num_classes, features_ND.shape[1], dtype=torch.float32)
-    sums_CD.index_add_(0, labels_N, features_ND.float())
+    features_ND = features_ND.to(torch.promote_types(features_ND.dtype, torch.float32))
+    sums_CD = features_ND.new_zeros(num_classes, features_ND.shape[1])
+    sums_CD.index_add_(0, labels_N, features_ND)
     counts_C = torch.bincount(labels_N, minlength=num_classes)
     labels_P = torch.nonzero(counts_C).flatten()
     means_PD = sums_CD[labels_P] / counts_C[labels_P].unsqueeze(1)
@@ -168,15 +170,19 @@ def cluster(vectors_ND: Tensor, method: str, clusters: int = 0) -> tuple[Tensor,
 
     vectors = vectors_ND.double().numpy()
     if method == "finch":
-        return _means(vectors_ND, finch_partitions(vectors)[-1])
-    if method != "kmeans":
-        raise ValueError(f"clustering method is {method!r}, not one of finch, kmeans, average")
-    from sklearn.cluster import KMeans
+        numbers = finch_partitions(vectors)[-1]
+    elif method == "kmeans":
+        from sklearn.cluster import KMeans
 
-    wanted = clusters or int(finch_partitions(vectors)[-1].max()) + 1
-    distinct = len(np.unique(vectors, axis=0))  # K-means finds no more clusters than these
-    kmeans = KMeans(min(wanted, distinct), n_init=4, random_state=0)
-    return _means(vectors_ND, kmeans.fit_predict(vectors))
+        wanted = clusters or int(finch_partitions(vectors)[-1].max()) + 1
+        distinct = len(np.unique(vectors, axis=0))  # K-means finds no more clusters than these
+        numbers = KMeans(min(wanted, distinct), n_init=4, random_state=0).fit_predict(vectors)
+    else:
+        raise ValueError(f"clustering method is {method!r}, not one of finch, kmeans, average")
+    numbers_N = torch.from_numpy(numbers).long()
+    counts_K = torch.bincount(numbers_N)
+    means_KD = class_means(vectors_ND.double(), numbers_N, len(counts_K)).means
+    return means_KD.to(vectors_ND.dtype), counts_K
 
 
 def cluster_classes(
@@ -197,15 +203,3 @@ def cluster_classes(
         means_KD, sizes_K = cluster(of_class_ND, method, clusters_of_class)
         sets.append(Prototypes(means_KD, torch.full_like(sizes_K, label), sizes_K))
     return Prototypes.joined(sets)
-
-
-def _means(vectors_ND: Tensor, numbers_N: np.ndarray) -> tuple[Tensor, Tensor]:
-    """Return the mean of each cluster, [K, D], and the number of vectors in it, [K].
-
-    ``numbers_N`` says for each vector which cluster it is in, from 0 to K − 1.
-    """
-    clusters_N = torch.from_numpy(numbers_N).long()
-    counts_K = torch.bincount(clusters_N)
-    sums_KD = torch.zeros(len(counts_K), vectors_ND.shape[1], dtype=torch.float64)
-    sums_KD.index_add_(0, clusters_N, vectors_ND.double())
-    return (sums_KD / counts_K.unsqueeze(1)).to(vectors_ND.dtype), counts_K

@@ -31,6 +31,7 @@ from protofl_common.backbones.load import classifier_name, remove_head
 from protofl_common.config.architectures import PROJECTION, VOCABULARY
 
 KERNEL = 5  # pixels a side of the small CNNs' convolutions
+SMALLEST_UNPADDED = 16  # pixels a side of images that two of these and their pools leave a pixel of
 STAGES = 4  # of torchvision's ResNet
 SMALLEST_FOR_THIRD_POOL = 15  # of a smaller image GoogLeNet's third max-pooling gets a single pixel
 # Networks that in training would return the scores of auxiliary heads as well.
@@ -100,30 +101,20 @@ def _cnn(plan: CnnPlan, in_channels: int, image_size: int, feature_dim: int) -> 
     ReLU follows the pool, not the convolution: values and gradients are the same, and ReLU has a
     quarter of the elements to work on.
     """
-    padding, side = _padding_and_side(image_size, len(plan.channels))
+    # as published, unpadded, where that leaves a pixel; else so that the maps keep their size
+    is_padded = len(plan.channels) > 1 and image_size < SMALLEST_UNPADDED
+    padding = KERNEL // 2 if is_padded else 0
     layers: list[nn.Module] = [ChannelsLast()]
+    side = image_size
     for before, after in pairwise((in_channels, *plan.channels)):
         convolution = nn.Conv2d(before, after, KERNEL, padding=padding)
         layers += [convolution, nn.MaxPool2d(2), nn.ReLU()]
+        side = (side + 2 * padding - KERNEL + 1) // 2
     if plan.dropout:
         layers.insert(-2, nn.Dropout2d(plan.dropout))  # between the last convolution and its pool
     flat_width = plan.channels[-1] * side * side
     fully = fully_connected(flat_width, *plan.hidden, feature_dim)
     return nn.Sequential(*layers, nn.Flatten(), *fully)
-
-
-def _padding_and_side(image_size: int, convolutions: int) -> tuple[int, int]:
-    """Return the padding of all convolutions of a small CNN, and the side of its last map.
-
-    They are unpadded if that leaves at least one pixel, else padded so that they keep the size.
-    """
-    for padding in (0, KERNEL // 2):
-        side = image_size
-        for _ in range(convolutions):
-            side = (side + 2 * padding - KERNEL + 1) // 2  # a convolution, then 2×2 pooling
-        if side >= 1:
-            break
-    return padding, side
 
 
 class Stem(NamedTuple):

@@ -1,6 +1,7 @@
 """From the name of an architecture to a new model, with first weights by owner and seed."""
 
 import math
+from contextlib import suppress
 from functools import lru_cache
 from typing import TypeVar
 
@@ -12,6 +13,7 @@ from protofl_common.backbones.load import classifier_name, timm
 from protofl_common.basics.seeding import derive_seed
 from protofl_common.config.architectures import (
     ARCHITECTURES,
+    GAUSSIAN,
     ORTHOGONAL_SHARED,
     OTHER_NETWORKS,
     body_and_hidden,
@@ -34,6 +36,8 @@ from protofl_common.models.devices import seeded
 from protofl_common.models.split import HiddenHead, LinearHead, SplitModel, class_directions
 
 M = TypeVar("M", bound=nn.Module)
+Shape = tuple[int, ...]
+"""Of a sample, as (channels, H, W) or (features,); () for a head alone."""
 SMALLEST_IMAGE = 8
 IMAGES = (
     f"square images [channels, H, W] (grey: [1, H, W]) of at least {SMALLEST_IMAGE} pixels a side "
@@ -41,7 +45,6 @@ IMAGES = (
 )
 # 2 GiB of float32: a run's feature-dim and image-size, or a card, could ask for a hundred times it.
 MAX_PARAMETERS = 2**29
-GAUSSIAN = "gaussian-"  # begins the architecture of a Gaussian head behind frozen backbones
 GROUPS_HINT = (
     "models = table3 is for tables, signal3 for signals, text3 for texts, small3 and most others "
     "for images"
@@ -50,7 +53,7 @@ GROUPS_HINT = (
 
 def initial_model(
     arch: str,
-    input_shape: tuple[int, ...],
+    input_shape: Shape,
     num_classes: int,
     settings: ModelSettings,
     seed: int,
@@ -106,7 +109,7 @@ def copied(module: M) -> M:
 def build_model(
     arch: str,
     *,
-    input_shape: tuple[int, ...],
+    input_shape: Shape,
     num_classes: int,
     feature_dim: int,
     seed: int,
@@ -126,9 +129,8 @@ def build_model(
     has nothing to draw, so ``head`` and the seeds do not matter. ValueError for an unknown
     architecture, for inputs that it cannot have, and for too many parameters.
     """
-    if arch.startswith(GAUSSIAN):
-        kind = arch.removeprefix(GAUSSIAN)
-        return SplitModel(nn.Identity(), GaussianHead(num_classes, input_shape[0], kind))
+    if arch == GAUSSIAN:
+        return SplitModel(nn.Identity(), GaussianHead(num_classes, input_shape[0]))
     if arch not in ARCHITECTURES and not OTHER_NETWORKS.fullmatch(arch):
         raise ValueError(f"arch is {arch!r}, not one of {', '.join(ARCHITECTURES)}")
     if arch in ARCHITECTURES and input_shape:  # a user's own network checks its inputs itself
@@ -145,9 +147,7 @@ _shared_model = lru_cache(maxsize=4)(build_model)
 
 
 @lru_cache(maxsize=64)
-def _check_size(
-    arch: str, input_shape: tuple[int, ...], num_classes: int, feature_dim: int
-) -> None:
+def _check_size(arch: str, input_shape: Shape, num_classes: int, feature_dim: int) -> None:
     """Refuse a network of more than `MAX_PARAMETERS` with SettingsError, before it takes memory."""
     body_name, _ = body_and_hidden(arch)
     # any seed would do: nothing that is drawn is kept, and torch's generator stays as it was
@@ -192,7 +192,7 @@ def _head(
     return layers
 
 
-def _body(name: str, input_shape: tuple[int, ...], feature_dim: int) -> nn.Module:
+def _body(name: str, input_shape: Shape, feature_dim: int) -> nn.Module:
     """Build the body called ``name``; ValueError for samples of another shape than it takes."""
     if is_python_name(name):
         return _users_body(name, input_shape, feature_dim)
@@ -220,7 +220,7 @@ def _body(name: str, input_shape: tuple[int, ...], feature_dim: int) -> nn.Modul
     )
 
 
-def _users_body(name: str, input_shape: tuple[int, ...], feature_dim: int) -> nn.Module:
+def _users_body(name: str, input_shape: Shape, feature_dim: int) -> nn.Module:
     """Build a network of the user's own: ``arch = "module:name"``.
 
     ``name(input_shape=(…), feature_dim=D)`` must return an ``nn.Module`` that maps inputs
@@ -238,26 +238,17 @@ def _users_body(name: str, input_shape: tuple[int, ...], feature_dim: int) -> nn
     if not isinstance(body, nn.Module):
         raise SettingsError(f"arch = {name!r}: it returned {type(body).__name__}, not an nn.Module")
     if any(is_lazy(parameter) for parameter in (*body.parameters(), *body.buffers())):
-        _initialise_lazy_layers(body, input_shape)
+        # layers take their shapes from their inputs: two samples of zeros, numbers or tokens. A
+        # network that fails is left as it is: `check_model` refuses it later, and says why
+        for dtype in (torch.float32, torch.int64):
+            with suppress(Exception), torch.no_grad():  # a user's network may raise anything
+                body.eval()(torch.zeros(2, *input_shape, dtype=dtype))
+                break
+        body.train()
     return body
 
 
-def _initialise_lazy_layers(body: nn.Module, input_shape: tuple[int, ...]) -> None:
-    """Run a network on two samples of zeros, so that layers take their shapes from their inputs.
-
-    A network that fails is left as it is: `check_model` refuses it later, and says what it takes.
-    """
-    for dtype in (torch.float32, torch.int64):  # numbers, or tokens
-        try:
-            with torch.no_grad():
-                body.eval()(torch.zeros(2, *input_shape, dtype=dtype))
-            break
-        except Exception:  # a user's network may raise anything
-            continue
-    body.train()
-
-
-def _library_body(name: str, input_shape: tuple[int, ...], feature_dim: int) -> nn.Module:
+def _library_body(name: str, input_shape: Shape, feature_dim: int) -> nn.Module:
     """Build an untrained network of a library: ``torchvision:resnet18``, ``timm:convnext_atto``.
 
     Only what a library lists as its classifiers has such a name: a name imports nothing else, and
@@ -312,14 +303,12 @@ def check_model(model: SplitModel, arch: str, inputs: Tensor, feature_dim: int) 
             f"{taken} do not fit ({type(error).__name__}: {error}); {hint}"
         ) from error
 
-    wanted = (len(inputs), feature_dim)
-    if not isinstance(features, Tensor):
-        returned = type(features).__name__
-    elif features.dtype != torch.float32 or tuple(features.shape) != wanted:
+    wanted = [len(inputs), feature_dim]
+    returned = type(features).__name__
+    if isinstance(features, Tensor):
         returned = _described(features)
-    else:
-        return
-    raise SettingsError(f"{taken} become {returned}, not float32 [B, feature-dim] = {list(wanted)}")
+    if returned != f"float32 {wanted}":
+        raise SettingsError(f"{taken} become {returned}, not float32 [B, feature-dim] = {wanted}")
 
 
 def _described(tensor: Tensor) -> str:

@@ -29,11 +29,11 @@ def open_device(name: str, precision: str) -> torch.device:
         return device
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
-        hint = (
+        raise SettingsError(
+            f"device = {name!r}: not usable here ({reason}); "
             "leave it out, or take cpu; a simulated client sees a GPU only if"
             " it asks for a part of one: client-resources-num-gpus=0.25"
-        )
-        raise SettingsError(f"device = {name!r}: not usable here ({reason}); {hint}") from error
+        ) from error
 
 
 def _make_cuda_repeatable(*, allow_tf32: bool) -> None:

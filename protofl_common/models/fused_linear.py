@@ -25,12 +25,11 @@ from torch.autograd.function import once_differentiable
 MIN_WEIGHTS = 2**17  # smaller layers gain nothing
 BLOCK_ROWS = 32  # rows at a time, of layers of at least `BLOCK_FROM` weights
 BLOCK_FROM = 2**21
+Group = dict[str, Any]  # of an optimizer's parameters: its settings, and the parameters
 
 
 @contextmanager
-def fused_linears(
-    model: nn.Module, optimizer: torch.optim.Optimizer, min_weights: int = MIN_WEIGHTS
-) -> Iterator[list[nn.Linear]]:
+def fused_linears(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[list[nn.Linear]]:
     """Let ``backward`` itself update the wide linear weights of ``model`` inside the ``with``.
 
     The optimizer's ``step`` updates all other parameters. Nothing else changes for the caller:
@@ -43,7 +42,7 @@ def fused_linears(
     weight itself, is a RuntimeError.
     """
     layers = []
-    for layer, group in _fusible(model, optimizer, min_weights):
+    for layer, group in _fusible(model, optimizer):
         layer.weight.grad = None
         forward = partial(_forward, layer, optimizer.state, group)
         layer.forward = forward  # type: ignore[method-assign]
@@ -57,31 +56,23 @@ def fused_linears(
             del layer.forward  # the attribute of the instance, behind which is the method
 
 
-def _fusible(
-    model: nn.Module, optimizer: torch.optim.Optimizer, min_weights: int
-) -> list[tuple[nn.Linear, dict[str, Any]]]:
+def _fusible(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[tuple[nn.Linear, Group]]:
     """Return a model's layers that `fused_linears` can update, each with its parameter group.
 
-    They are linear layers of at least ``min_weights`` trainable weights on a CPU, of plain SGD.
+    They are linear layers of at least `MIN_WEIGHTS` trainable weights on a CPU, of plain SGD.
     Subclasses of either are left out: their ``forward`` or ``step`` may do something else.
     """
     if type(optimizer) is not torch.optim.SGD:
         return []
-    group_of: dict[int, dict[str, Any]] = {}
+    layer_of = {layer.weight: layer for layer in model.modules() if type(layer) is nn.Linear}
+    fusible = []
     for group in optimizer.param_groups:
         if group["nesterov"] or group["dampening"] or group["maximize"]:
             continue
         for weight in group["params"]:
-            group_of[id(weight)] = group
-
-    fusible = []
-    for layer in model.modules():
-        if type(layer) is not nn.Linear or id(layer.weight) not in group_of:
-            continue
-        weight = layer.weight
-        is_wide = weight.numel() >= min_weights
-        if is_wide and weight.requires_grad and weight.device.type == "cpu":
-            fusible.append((layer, group_of[id(weight)]))
+            is_wide = weight in layer_of and weight.numel() >= MIN_WEIGHTS
+            if is_wide and weight.requires_grad and weight.device.type == "cpu":
+                fusible.append((layer_of[weight], group))
     return fusible
 
 
@@ -93,9 +84,7 @@ def _refuse_gradients(layers: list[nn.Linear], *_: Any) -> None:
         )
 
 
-def _forward(
-    layer: nn.Linear, state: dict[Tensor, Any], group: dict[str, Any], x: Tensor
-) -> Tensor:
+def _forward(layer: nn.Linear, state: dict[Tensor, Any], group: Group, x: Tensor) -> Tensor:
     """Compute a linear layer's output; while training, its backward pass will update the weight.
 
     ``state`` is the optimizer's, and ``group`` the parameter group that the weight is in.
@@ -114,7 +103,7 @@ class _LinearWithSgd(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         state: dict[Tensor, Any],
-        group: dict[str, Any],
+        group: Group,
     ) -> Tensor:
         # as saved tensors: in `backward` autograd then notices if the weight has changed in between
         ctx.save_for_backward(x, weight)
@@ -125,7 +114,7 @@ class _LinearWithSgd(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, Tensor | None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, Tensor | None, None, None]:
         """Update W in place, in blocks of rows, and return the gradients of x and of the bias.
 
         A block of W serves for the gradient of x, gW, before it is changed.
@@ -135,16 +124,16 @@ class _LinearWithSgd(torch.autograd.Function):
         blocks = weight.split(rows)
         momentum_blocks: Sequence[Tensor | None] = [None] * len(blocks)
         if ctx.group["momentum"]:
-            momentum_blocks = _momentum_of(ctx.weight, ctx.state).split(rows)
+            state = ctx.state[ctx.weight]
+            if state.get("momentum_buffer") is None:  # before the first step; SGD's own name
+                state["momentum_buffer"] = torch.zeros_like(weight)
+            momentum_blocks = state["momentum_buffer"].split(rows)
 
-        grad_x = None
+        grad_x = torch.zeros_like(x)
         for grad_block, block, momentum_block in zip(
             grad.split(rows, 1), blocks, momentum_blocks, strict=True
         ):
-            if grad_x is None:
-                grad_x = grad_block @ block
-            else:
-                grad_x.addmm_(grad_block, block)
+            grad_x.addmm_(grad_block, block)
             _update(block, momentum_block, grad_block.T, x, ctx.group)
         _, _, bias_needs_grad, _, _ = ctx.needs_input_grad
         grad_bias = grad.sum(0) if bias_needs_grad else None
@@ -152,20 +141,8 @@ class _LinearWithSgd(torch.autograd.Function):
         return grad_x, None, grad_bias, None, None
 
 
-def _momentum_of(weight: Tensor, states: dict[Tensor, Any]) -> Tensor:
-    """Return the momentum M of a weight: the buffer that ``torch.optim.SGD`` itself would use.
-
-    Before the first step it is made, of zeros, and put into the optimizer's ``states``.
-    """
-    state = states[weight]
-    if state.get("momentum_buffer") is None:
-        state["momentum_buffer"] = torch.zeros_like(weight)
-    momentum: Tensor = state["momentum_buffer"]
-    return momentum
-
-
 def _update(
-    weight: Tensor, momentum: Tensor | None, grad_T: Tensor, x: Tensor, group: dict[str, Any]
+    weight: Tensor, momentum: Tensor | None, grad_T: Tensor, x: Tensor, group: Group
 ) -> None:
     """Take one step of SGD with the gradient gᵀx: M ← μ M + gᵀx + λ W, W ← W − lr·M, in place.
 

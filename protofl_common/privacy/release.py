@@ -179,7 +179,7 @@ def private_moments(
         deviation = noise * clip**power / (unit * math.sqrt(part))
         drawn = whole_noise(deviation, shape, draw)
         if name == "second":
-            weights = off_diagonal_parts(value.shape, features_NF.shape[1])
+            weights = off_diagonal_parts(features_NF.shape[1])
             smaller = whole_noise(deviation * math.sqrt(1 / 2), shape, draw)
             drawn = torch.where(weights < 1, smaller, drawn)  # those beside the diagonal
         sums = (value * samples).round()  # `measure` has divided whole sums by the samples

@@ -23,12 +23,14 @@ from protofl_common.config.python_names import allowing
 from protofl_common.data.objects import inputs_for
 from protofl_common.data.raw import Inputs, filled, normalised
 from protofl_common.maths.prototypes import distances, unknown_above
+from protofl_common.models.devices import open_device
 from protofl_common.models.trained import TrainedModel
 from protofl_common.runs.folder import CARD, WEIGHTS
 from protofl_common.tasks.metrics import KINDS, LARGEST_SCORE
 from protofl_common.tools import UNKNOWN_SHARE
 
 ONNX = "model.onnx"
+BATCH_SIZE = 256  # inputs that are predicted at a time
 OPSET = 18  # The version of ONNX's operators
 
 
@@ -72,8 +74,10 @@ class Predictor:
         self.card = trained.card
         for name in self.card.backbones:
             if not is_allowed(name, allow):
-                asks = f"the model of {self.card.site} asks for the backbone {name}"
-                raise SettingsError(f"{asks}; give --allow-backbones {name} to let it")
+                raise SettingsError(
+                    f"the model of {self.card.site} asks for the backbone {name}; "
+                    f"give --allow-backbones {name} to let it"
+                )
         self.device = torch.device(device)
         self.model = trained.build().to(self.device)
         self.prototypes = trained.prototypes
@@ -103,11 +107,7 @@ class Predictor:
         is not allowed, and a device that this machine lacks.
         """
         folder = Path(folder)
-        try:
-            torch.empty(0, device=device)  # for its error
-        except (RuntimeError, AssertionError) as error:
-            why = str(error).splitlines()[0]
-            raise SettingsError(f"device = {device!r}: not usable here ({why})") from error
+        open_device(device, "fp32")  # for its error
         trained = TrainedModel.read(folder / WEIGHTS)
         try:
             limit = json.loads((folder / CARD).read_text(encoding="utf-8"))["unknown-above"]
@@ -128,9 +128,7 @@ class Predictor:
             raise SettingsError(f"by = {by!r}: this model predicts by {ways}")
         return by
 
-    def predict(
-        self, inputs: Any, by: str | None = None, batch_size: int = 256
-    ) -> list[Prediction]:
+    def predict(self, inputs: Any, by: str | None = None) -> list[Prediction]:
         """Predict for inputs [N, …] that are not normalised, or a data frame with their columns.
 
         ``by`` "head" or "prototype"; None: as the model's card says. SettingsError if the model
@@ -138,11 +136,11 @@ class Predictor:
         """
         by = self.chosen_inference(by)
         predictions: list[Prediction] = []
-        for batch in self._batches(inputs, batch_size):
+        for batch in self._batches(inputs):
             predictions += self._predictions(batch, by)
         return predictions
 
-    def scores(self, inputs: Any, batch_size: int = 256) -> dict[str, Tensor]:
+    def scores(self, inputs: Any) -> dict[str, Tensor]:
         """Return the scores by which the model predicts N inputs of C classes: [N, C], on the CPU.
 
         For "head" they are its logits, for "prototype" −d²/T, with d the distance from the nearest
@@ -150,24 +148,24 @@ class Predictor:
         For a task of L labels they are [N, L], above 0 where the label is predicted, and ±∞ where
         there are no prototypes of the samples with the label, or of those without it.
         """
-        batches = [self._outputs(batch)[0] for batch in self._batches(inputs, batch_size)]
+        batches = [self._outputs(batch)[0] for batch in self._batches(inputs)]
         return {name: torch.cat([scores[name] for scores in batches]) for name in self.inferences}
 
     @torch.inference_mode()
-    def features(self, inputs: Any, batch_size: int = 256) -> Tensor:
+    def features(self, inputs: Any) -> Tensor:
         """Return D features of each of N inputs, [N, D], from which head and prototypes predict."""
-        batches = self._batches(inputs, batch_size)
+        batches = self._batches(inputs)
         return torch.cat([self.model.body(self.values(batch)).cpu() for batch in batches])
 
-    def _batches(self, inputs: Any, size: int) -> Iterator[Inputs]:
-        """Yield the inputs in batches of at most ``size``.
+    def _batches(self, inputs: Any) -> Iterator[Inputs]:
+        """Yield the inputs in batches of at most `BATCH_SIZE`.
 
         Without inputs there is one empty batch, so that the results [0, C] know the number of
         classes.
         """
         inputs = inputs_for(self.card, inputs)
-        for start in range(0, max(1, len(inputs)), size):
-            yield inputs[start : start + size]
+        for start in range(0, max(1, len(inputs)), BATCH_SIZE):
+            yield inputs[start : start + BATCH_SIZE]
 
     def outputs(self, inputs: Any) -> Outputs:
         """Return scores and distances for a batch of N inputs [N, …] that are not normalised."""
@@ -284,8 +282,10 @@ def write_onnx(trained: TrainedModel, file: Path) -> None:
     """
     card = trained.card
     if card.backbones:
-        why = f"{card.site}'s model has frozen backbones in front of it, which are not exported"
-        raise SettingsError(f"--onnx: {why}")
+        raise SettingsError(
+            "--onnx: "
+            f"{card.site}'s model has frozen backbones in front of it, which are not exported"
+        )
     file.parent.mkdir(parents=True, exist_ok=True)
     dtype = torch.float32 if card.mean else torch.int64  # tokens are not normalised
     example = torch.zeros(2, *card.input_shape, dtype=dtype)  # of 1 input its number would be fixed
@@ -293,8 +293,7 @@ def write_onnx(trained: TrainedModel, file: Path) -> None:
     if trained.prototypes is not None:
         outputs.append("distances")
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             torch.onnx.export(
                 _ModelForOnnx(trained).eval(),
                 (example,),
@@ -308,5 +307,6 @@ def write_onnx(trained: TrainedModel, file: Path) -> None:
                 dynamic_shapes={"inputs": {0: torch.export.Dim("N", min=1)}},
             )
     except ImportError as error:
-        missing = f"{error.name} is not installed"
-        raise SettingsError(f"--onnx: {missing}; pip install 'protofl[onnx]'") from error
+        raise SettingsError(
+            f"--onnx: {error.name} is not installed; pip install 'protofl[onnx]'"
+        ) from error

@@ -3,7 +3,8 @@
 import math
 from dataclasses import replace
 
-from protofl_common.maths.aggregation import State, clip_updates, length_of_change
+from protofl_common.maths.aggregation import clip_updates, length_of_change
+from protofl_common.maths.low_rank import State
 from protofl_common.wire.payloads import StateDict
 from protofl_common.wire.schema import weights_in
 from server_app.protections.base import Accepted, Protection, View

@@ -38,7 +38,7 @@ from server_app.strategies.base import Federation, Payload, ServerStrategy, Stat
 SAMPLES = "samples"
 Sent = dict[str, StateDict]
 """Site -> the moments that it has sent, and under `SAMPLES` the number that they weigh as."""
-ALIKE = ("gaussian.head", "dataset", "backbones", "dp", "dp-epsilon", "dp-delta", "dp-feature-clip")
+ALIKE = ("dataset", "backbones", "dp", "dp-epsilon", "dp-delta", "dp-feature-clip")
 """Settings that moments must have in common to be added."""
 
 
@@ -49,7 +49,7 @@ class Gaussian(ServerStrategy[GaussianHparams]):
 
     def __init__(self, federation: Federation) -> None:
         super().__init__(federation)
-        empty = ClassMoments(self.num_classes, self.card.input_shape[0], self.hparams.head)
+        empty = ClassMoments(self.num_classes, self.card.input_shape[0])
         self.template = template_of(empty.state_dict())
         self.moments: StateDict = {}
         self.counts_C: Tensor | None = None

@@ -53,14 +53,14 @@ def stored(run: Path) -> dict[str, torch.Tensor]:
     return load_file(run / "checkpoints" / "000001.safetensors")
 
 
-def assert_result_of(outcome: Outcome, head: str, *partitions: int) -> None:
+def assert_result_of(outcome: Outcome, *partitions: int) -> None:
     """The run has the moments of all features of these clients, and its models have their head.
 
     To 10⁻⁹ of the largest moment, and to 10⁻⁶ of the largest score.
     """
     x, y = features(outcome, *partitions)
     counts = y.bincount(minlength=10)
-    moments = ClassMoments(10, x.shape[1], head)
+    moments = ClassMoments(10, x.shape[1])
     moments.measure(x, y)
 
     state = stored(outcome.folder)
@@ -86,15 +86,14 @@ def forget(outcome: Outcome, site: str, *options: str) -> None:
     assert main(["forget", str(outcome.folder), "--site", site, *options]) == 0
 
 
-@pytest.mark.parametrize("head", ["naive-bayes", "lda", "qda"])
-def test_the_result_without_a_site_is_that_of_the_others(head: str, tmp_path: Path) -> None:
+def test_the_result_without_a_site_is_that_of_the_others(tmp_path: Path) -> None:
     """Nothing that site-1 has sent is left, and it is on record who took it out."""
-    outcome = federation(tmp_path, 0, 1, 2, 3, gaussian__head=head)
-    assert_result_of(outcome, head, 0, 1, 2, 3)
+    outcome = federation(tmp_path, 0, 1, 2, 3)
+    assert_result_of(outcome, 0, 1, 2, 3)
 
     forget(outcome, "site-1", "--by", "letter 7")
 
-    assert_result_of(outcome, head, 0, 2, 3)
+    assert_result_of(outcome, 0, 2, 3)
     assert not [key for key in stored(outcome.folder) if "site-1" in key]
     assert len(list((outcome.folder / "checkpoints").glob("*.safetensors"))) == 1
 
@@ -142,10 +141,10 @@ def test_a_site_that_comes_later_is_asked_alone(tmp_path: Path) -> None:
 
     second = federation(tmp_path / "second", 3, gaussian__start_from=str(first.folder))
     assert len(second.exchanged()) == 1
-    assert_result_of(second, "lda", 1, 2, 3)
+    assert_result_of(second, 1, 2, 3)
 
     third = federation(tmp_path / "third", 0, 3, gaussian__start_from=str(second.folder))
-    assert_result_of(third, "lda", 1, 2, 0, 3)
+    assert_result_of(third, 1, 2, 0, 3)
 
 
 def test_noise_stays_in_what_is_left(tmp_path: Path) -> None:
@@ -198,8 +197,8 @@ def test_a_result_that_no_site_can_be_taken_out_of_says_why(
     ("settings", "said"),
     [
         (
-            {"gaussian__head": "qda"},
-            "gaussian.head = 'lda': gaussian.start-from = .* has 'qda'",
+            {"backbones": "fractals"},
+            "backbones = '.*': gaussian.start-from = .* has 'fractals'",
         ),
         (
             {"gaussian__revocable": False},
@@ -210,7 +209,7 @@ def test_a_result_that_no_site_can_be_taken_out_of_says_why(
 def test_a_run_that_cannot_be_continued_is_refused(
     settings: dict[str, Any], said: str, tmp_path: Path
 ) -> None:
-    """The earlier run has another kind of head, or has not stored what its sites sent."""
+    """The earlier run has another backbone, or has not stored what its sites sent."""
     earlier = federation(tmp_path / "first", 0, 1, **settings).folder
     with pytest.raises(SettingsError, match=said):
         federation(tmp_path / "second", 2, gaussian__start_from=str(earlier))

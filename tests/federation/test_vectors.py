@@ -87,12 +87,9 @@ def moments_in(run: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("protection", PROTECTIONS)
-@pytest.mark.parametrize("head", ["naive-bayes", "lda", "qda"])
-def test_the_gaussian_head_of_vectors_is_that_of_the_images(
-    head: str, protection: str, sites: Sites
-) -> None:
+def test_the_gaussian_head_of_vectors_is_that_of_the_images(protection: str, sites: Sites) -> None:
     """The models are equal, and predict the same of images as of their vectors."""
-    settings = {"algo": "gaussian", "gaussian__head": head, **PROTECTIONS[protection]}
+    settings = {"algo": "gaussian", **PROTECTIONS[protection]}
     sites.run("images", **settings)
     sites.run("vectors", **settings)
 

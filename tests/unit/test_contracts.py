@@ -156,7 +156,6 @@ NOT_BY_LABELS = {
     "protofl_common/maths/finch.py": "counts the vectors of a cluster",
     "protofl_common/maths/gaussian.py": "the largest class",
     "protofl_common/privacy/release.py": "noisy counts of classes, and the largest of them",
-    "protofl_common/data/raw.py": "counts pixels",
     "protofl_common/data/partitions.py": "the client that has most to spare",
     "protofl_common/data/division.py": "counts the task's strata",
     "protofl_common/data/door.py": "checks a column before it is anybody's labels",

@@ -110,13 +110,12 @@ def test_a_person_adds_to_class_sums_and_counts_as_one_sample() -> None:
 
 
 @pytest.mark.usefixtures("without_noise")
-@pytest.mark.parametrize("head", ["lda", "qda", "naive-bayes"])
-def test_a_person_adds_to_moments_as_one_sample(head: str) -> None:
+def test_a_person_adds_to_moments_as_one_sample() -> None:
     """A sample's counts, sum and second moments, weighted by `MOMENT_PARTS`, have length 1."""
     for features, labels, owners, before in neighbours():
         sums = []
         for rows in (slice(before), slice(None)):
-            moments = ClassMoments(CLASSES, 2, head)
+            moments = ClassMoments(CLASSES, 2)
             protection(owners[rows]).measure(moments, features[rows], labels[rows])
             persons = len(Persons(owners[rows]))
             sums.append({name: persons * value for name, value in moments.named_buffers()})

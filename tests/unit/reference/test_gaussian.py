@@ -17,11 +17,10 @@ from tests.support.harness import Outcome, client_of, run_config, run_federation
 from tests.support.plain import tensors
 from tests.support.plain_gaussian import Numbers, assert_within, head_left, moments_of, oas
 
-ACTS = {"head": "naive-bayes", "shrinkage": 1.0}
+ACTS = {"shrinkage": 1.0}
 DECLARED = Declared(beside={"moments": "moments"}, trains=False, losses=(), acts=ACTS)
 
 C = 10
-HEADS = ("naive-bayes", "lda", "qda")
 SMALL = {
     "algo": "gaussian",
     "rounds": 1,
@@ -50,66 +49,46 @@ def federation(folder: Path, clients: int, **settings: Any) -> tuple[Outcome, Nu
     return outcome, np.concatenate(x).astype(np.float64), np.concatenate(y)
 
 
-def by_hand(x: Numbers, y: Numbers, head: str, at: Numbers) -> Numbers:
-    """Return log π − ½ log |Σ| − ½ (x − μ)ᵀ Σ⁻¹ (x − μ) of the points ``at`` [M, F], as [M, C].
+def by_hand(x: Numbers, y: Numbers, at: Numbers) -> Numbers:
+    """Return log π − ½ (x − μ)ᵀ Σ⁻¹ (x − μ) of the points ``at`` [M, F], as [M, C].
 
-    π is a class's share of the samples, μ its mean, Σ a shrunk covariance (`oas`); an absent class
-    has −∞. Σ is one for all classes (lda), or each class's own, to which that of all is added as if
-    it were of one more sample.
+    π is a class's share of the samples, μ its mean, Σ the shrunk covariance within the classes
+    (`oas`); an absent class has −∞.
     """
     present = [c for c in range(C) if (y == c).any()]
-    own = {}
-    for c in present:
-        own[c] = np.cov(x[y == c].T, bias=True)
-        if head == "naive-bayes":
-            own[c] = np.diag(np.diag(own[c]))
-    within = sum((y == c).mean() * own[c] for c in present)
+    within = sum((y == c).mean() * np.cov(x[y == c].T, bias=True) for c in present)
+    inverse = np.linalg.inv(oas(within, len(y)))
 
     logits = np.full((len(at), C), -np.inf)
     for c in present:
-        n = (y == c).sum()
         away = at - x[y == c].mean(0)
-        sigma = oas(within, len(y))
-        if head != "lda":
-            sigma = oas((n * own[c] + within) / (n + 1), n)
-        distance = np.einsum("mf,mf->m", away @ np.linalg.inv(sigma), away)
-        _, log_determinant = np.linalg.slogdet(sigma)
-        logits[:, c] = np.log(n / len(y)) - distance / 2 - log_determinant / 2
+        distance = np.einsum("mf,mf->m", away @ inverse, away)
+        logits[:, c] = np.log((y == c).mean()) - distance / 2
     return logits
 
 
-@pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("division", DIVISIONS)
-def test_the_moments_are_those_of_all_features_in_one_place(
-    division: str, head: str, tmp_path: Path
-) -> None:
+def test_the_moments_are_those_of_all_features_in_one_place(division: str, tmp_path: Path) -> None:
     """Shares, sums and second moments of the classes; of matrices the upper triangle is sent."""
     clients, settings = DIVISIONS[division]
-    outcome, x, y = federation(tmp_path, clients, **settings, gaussian__head=head)
+    outcome, x, y = federation(tmp_path, clients, **settings)
     moments = moments_of(outcome)
 
     one_hot = np.eye(C)[y]
     upper = np.triu_indices(x.shape[1])
-    if head == "naive-bayes":
-        second = one_hot.T @ x**2
-    elif head == "lda":
-        second = (x.T @ x)[upper]
-    else:
-        second = np.stack([(x[y == c].T @ x[y == c])[upper] for c in range(C)])
-    sums = {"shares": one_hot.sum(0), "first": one_hot.T @ x, "second": second}
+    sums = {"shares": one_hot.sum(0), "first": one_hot.T @ x, "second": (x.T @ x)[upper]}
     for name, wanted in sums.items():
         assert_within(moments[name], wanted / len(y), 1e-9)
 
 
-@pytest.mark.parametrize("head", HEADS)
-def test_the_head_is_the_one_of_the_formula(head: str, tmp_path: Path) -> None:
+def test_the_head_is_the_one_of_the_formula(tmp_path: Path) -> None:
     """Logits are compared by differences between classes, as backbone features are much alike."""
-    outcome, x, y = federation(tmp_path, 4, partition="dirichlet", alpha=0.3, gaussian__head=head)
+    outcome, x, y = federation(tmp_path, 4, partition="dirichlet", alpha=0.3)
     at = x[:: len(x) // 50]  # some fifty points
 
     found = head_left(outcome)(torch.from_numpy(at)).numpy()
 
-    wanted = by_hand(x, y, head, at)
+    wanted = by_hand(x, y, at)
     found = found - found.max(1, keepdims=True)
     wanted = wanted - wanted.max(1, keepdims=True)
     assert_within(found, wanted, 1e-4)
@@ -184,15 +163,14 @@ def test_moments_of_small_classes_do_not_leave_a_client(tmp_path: Path) -> None:
 PRIVATE = {"partition": "iid", "dp": "sample", "dp_epsilon": 8.0}
 
 
-@pytest.mark.parametrize("head", HEADS)
-def test_noise_is_repaired_to_moments_that_samples_can_have(head: str) -> None:
+def test_noise_is_repaired_to_moments_that_samples_can_have() -> None:
     """Classes with a share below 0.3 go, except the largest; no mean is longer than 1.
 
     The noise is so large that 200 samples never have such moments.
     """
     torch.manual_seed(1)
     for trial in range(50):
-        moments = ClassMoments(4, 6, head)
+        moments = ClassMoments(4, 6)
         draw = np.random.default_rng(trial)
         private_moments(moments, torch.randn(200, 6), torch.randint(4, (200,)), 1.0, 20.0, draw)
         is_clear_C = (moments.shares >= 0.3) | (moments.shares == moments.shares.max())
@@ -205,11 +183,10 @@ def test_noise_is_repaired_to_moments_that_samples_can_have(head: str) -> None:
         assert float(moments.means().norm(dim=1).max()) < 1 + 1e-6
 
 
-@pytest.mark.parametrize("head", HEADS)
-def test_moments_of_samples_need_no_repair(head: str) -> None:
+def test_moments_of_samples_need_no_repair() -> None:
     """Exact moments of 200 samples are not changed by the repair of noise."""
     torch.manual_seed(1)
-    moments = ClassMoments(4, 6, head)
+    moments = ClassMoments(4, 6)
     moments.measure(torch.randn(200, 6), torch.arange(200) % 4)
     before = {name: value.clone() for name, value in moments.named_buffers()}
 

@@ -37,14 +37,13 @@ def test_the_rows_of_lowest_turn_are_taken_and_ties_drawn_by_lot(
 
     A limit of 0 takes all rows.
     """
-    first, others = partitions._first(np.array(turns), limit, np.random.default_rng(seed))
+    first = partitions._first(np.array(turns), limit, np.random.default_rng(seed))
 
     lots = np.random.default_rng(seed).random(len(turns))
     order = np.lexsort((lots, turns))  # by turn, then by lot
     taken = limit or len(turns)
 
     assert first.tolist() == sorted(order[:taken])
-    assert others.tolist() == sorted(order[taken:])
 
 
 @given(LABELS, st.floats(0.01, 0.99), st.integers(0, 99))
@@ -83,9 +82,9 @@ def test_balanced_takes_equally_from_each_class(labels: np.ndarray, limit: int, 
 
     A limit of 0 means no limit.
     """
-    kept, left = partitions.balanced(labels, limit, np.random.default_rng(seed))
+    kept = partitions.balanced(labels, limit, np.random.default_rng(seed))
 
-    assert sorted([*kept, *left]) == list(range(len(labels)))
+    assert len(set(kept)) == len(kept)
     assert len(kept) == min(limit or len(labels), len(labels))
 
     available = np.bincount(labels)
@@ -111,10 +110,9 @@ def test_eleven_of_a_class_are_dealt_evenly_to_three_clients() -> None:
 def test_what_is_kept_has_the_class_proportions(limit: int) -> None:
     labels = np.repeat([0, 1, 2], [20, 20, 160])
 
-    kept, left = partitions.proportional(labels, limit, np.random.default_rng(1))
+    kept = partitions.proportional(labels, limit, np.random.default_rng(1))
 
-    assert len(kept) == limit
-    assert sorted([*kept, *left]) == list(range(200))
+    assert len(kept) == len(set(kept)) == limit
     proportions = np.array([0.1, 0.1, 0.8])
     np.testing.assert_allclose(np.bincount(labels[kept]), proportions * limit, atol=1)
 

@@ -15,13 +15,16 @@ from protofl_common.models.build import build_model
 from protofl_common.models.fused_linear import fused_linears
 from protofl_common.models.split import SplitModel
 
-MIN = 64  # weights from which a layer of these little models is treated
 Settings = dict[str, float]
 
 
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the widest layer, 40 × 50, be updated in several blocks, the last one incomplete."""
+    """Let the layers of these little models be treated, except the head.
+
+    The widest layer, 40 × 50, is updated in several blocks, the last one incomplete.
+    """
+    monkeypatch.setattr(fused_linear, "MIN_WEIGHTS", 64)
     monkeypatch.setattr(fused_linear, "BLOCK_ROWS", 7)
     monkeypatch.setattr(fused_linear, "BLOCK_FROM", 32 * 50)
 
@@ -59,7 +62,7 @@ def train(
 
     optimizer = torch.optim.SGD(model.parameters(), **settings)
     for steps_of_round in torch.arange(50).chunk(rounds):
-        with fused_linears(model, optimizer, MIN) if fused else nullcontext():
+        with fused_linears(model, optimizer) if fused else nullcontext():
             for i in steps_of_round:
                 optimizer.zero_grad()
                 prototype_loss(model, data[i], labels[i], prototypes).backward()
@@ -102,7 +105,7 @@ def test_the_model_looks_the_same_inside_and_is_the_same_after_even_an_error() -
     keys = list(model.state_dict())
     x = torch.ones(1, 50, dtype=torch.float64)
 
-    with fused_linears(model, optimizer, MIN) as layers:
+    with fused_linears(model, optimizer) as layers:
         assert layers == [first, model.body[2], model.body[4]]
         assert list(model.state_dict()) == keys
         before = first.weight.clone()
@@ -115,7 +118,7 @@ def test_the_model_looks_the_same_inside_and_is_the_same_after_even_an_error() -
     model(x).sum().backward()
     assert first.weight.grad is not None
 
-    with pytest.raises(KeyError), fused_linears(model, optimizer, MIN):
+    with pytest.raises(KeyError), fused_linears(model, optimizer):
         raise KeyError
     # nothing of it is left in the layer and in the optimizer
     assert "forward" not in vars(first)
@@ -159,7 +162,7 @@ def test_evaluation_takes_the_ordinary_path(mode: str, monkeypatch: pytest.Monke
     monkeypatch.setattr(fused_linear._LinearWithSgd, "apply", other_path)
     model = small_model()
     x = torch.ones(2, 50, dtype=torch.float64)
-    with fused_linears(model, torch.optim.SGD(model.parameters(), lr=0.1), MIN):
+    with fused_linears(model, torch.optim.SGD(model.parameters(), lr=0.1)):
         if mode == "eval":
             model.eval()(x)
         else:
@@ -179,7 +182,7 @@ OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_other_optimizers_are_left_alone(name: str) -> None:
     model = small_model()
-    with fused_linears(model, OPTIMIZERS[name](model), MIN) as layers:
+    with fused_linears(model, OPTIMIZERS[name](model)) as layers:
         assert layers == []
 
 
@@ -205,7 +208,7 @@ def test_a_layer_used_twice_is_refused() -> None:
     """Its weight has moved after the first of the two uses that backward comes to."""
     model = small_model()
     x = torch.ones(1, 50, dtype=torch.float64)
-    with fused_linears(model, torch.optim.SGD(model.parameters(), lr=0.1), MIN):
+    with fused_linears(model, torch.optim.SGD(model.parameters(), lr=0.1)):
         loss = (model(x) + model(2 * x)).sum()
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             loss.backward()
@@ -214,7 +217,7 @@ def test_a_layer_used_twice_is_refused() -> None:
 def test_a_loss_on_the_weight_itself_is_refused() -> None:
     model = small_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with fused_linears(model, optimizer, MIN):
+    with fused_linears(model, optimizer):
         model.body[0].weight.sum().backward()
         with pytest.raises(RuntimeError, match="gradient from elsewhere"):
             optimizer.step()

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from protofl_common.basics.seeding import derive_seed
 from protofl_common.experiment.settings import Settings, default_run_config
+from protofl_common.models import fused_linear
 from protofl_common.models.build import build_model, initial_model
 from protofl_common.models.fused_linear import fused_linears
 from protofl_common.models.split import (
@@ -91,7 +92,9 @@ ARCHS = [
 
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_a_frozen_head_stays_while_everything_else_trains(arch: str, momentum: float) -> None:
+def test_a_frozen_head_stays_while_everything_else_trains(
+    arch: str, momentum: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It stays under weight decay, with steps inside backward (`fused_linears`).
 
     The optimizer knows the frozen parameters.
@@ -104,7 +107,8 @@ def test_a_frozen_head_stays_while_everything_else_trains(arch: str, momentum: f
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=momentum, weight_decay=0.1)
     x = torch.rand(4, 1, 28, 28)
     y = torch.arange(4)
-    with fused_linears(model, optimizer, min_weights=1):
+    monkeypatch.setattr(fused_linear, "MIN_WEIGHTS", 1)
+    with fused_linears(model, optimizer):
         for _ in range(2):
             optimizer.zero_grad()
             nn.functional.cross_entropy(model(x), y).backward()

@@ -87,7 +87,7 @@ def some_value(entry: Entry) -> Value:
         case VectorSets():
             return tuple(Prototypes(torch.randn(rows, 3), torch.arange(rows)) for rows in (2, 1, 3))
         case Moments():
-            moments = ClassMoments(10, 4, "lda")
+            moments = ClassMoments(10, 4)
             moments.measure(torch.randn(30, 4), torch.arange(30) % 7)
             return moments.state_dict()
         case Weights():

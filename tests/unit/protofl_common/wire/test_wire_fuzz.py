@@ -55,7 +55,7 @@ def modules() -> list[str]:
 
 MODULES = modules()
 MODEL = {"body.weight": ("float32", (2, DIM)), "body.seen": ("int64", ())}
-MOMENTS = template_of(ClassMoments(CLASSES, DIM, "lda").state_dict())
+MOMENTS = template_of(ClassMoments(CLASSES, DIM).state_dict())
 TEMPLATES = {**dict.fromkeys(MODULES, MODEL), "moments": MOMENTS}
 LIMITS = Limits(CLASSES, DIM, MAX_NORM, TEMPLATES, MAX_PER_CLASS)
 CARD = SiteCard(
@@ -107,7 +107,7 @@ def add_declared_records(draw: st.DrawFn, declared: Declared, content: RecordDic
             content[record] = some_weights(draw, may_be_factors=bool(declared.since))
 
     if "moments" in declared.records:
-        moments = ClassMoments(CLASSES, DIM, "lda")
+        moments = ClassMoments(CLASSES, DIM)
         features = torch.from_numpy(floats(draw, (SAMPLES, DIM))).nan_to_num(0, 0, 0)
         moments.measure(features, torch.tensor(HELD_CLASSES).repeat(SAMPLES // len(HELD_CLASSES)))
         content["moments"] = raw_record(
