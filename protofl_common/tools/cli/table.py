@@ -98,6 +98,9 @@ def act(arguments: Namespace) -> int | None:
     for table, cells in planned:
         if trials:
             check_search(table, [cell for cell in cells if cell.asked])
+        elif table.trials and (out / "trials").is_dir():
+            text = f"{table.name}: without --search the settings of {out}/trials do not count"
+            console.print(text, highlight=False)
     if arguments.dry_run:
         show_plan(planned, runs, trials, console)
         return None
