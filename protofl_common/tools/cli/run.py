@@ -9,14 +9,19 @@ command exits with 1 if the run failed; Ctrl-C stops the run. With --cluster the
 the nodes of a Ray cluster. The figures are the same, to the last bit, as those of `flwr run`.
 """
 
+import argparse
 import json
 import shlex
 import shutil
 import sys
-from argparse import ArgumentParser, Namespace
 from collections import deque
-from contextlib import redirect_stdout
+from contextlib import AbstractContextManager, redirect_stdout
 from pathlib import Path
+
+from rich.console import Console
+from rich.panel import Panel
+from rich.status import Status
+from rich.text import Text
 
 from protofl_common.config.datasets import data_set_named
 from protofl_common.config.options import Config, SettingsError
@@ -24,7 +29,14 @@ from protofl_common.config.sections import DataSettings
 from protofl_common.data.store import open_data
 from protofl_common.experiment.catalog import with_hparams
 from protofl_common.experiment.settings import default_run_config
-from protofl_common.runs.events import Event, Failed, Finished, Started, Warned
+from protofl_common.runs.events import (
+    Event,
+    Failed,
+    Finished,
+    RoundDone,
+    Started,
+    Warned,
+)
 from protofl_common.tools.arguments import (
     add_allow_python,
     add_run_settings,
@@ -36,7 +48,7 @@ from protofl_common.tools.arguments import (
 MOST_RECENT = 40  # lines that are shown of a run that fails with --quiet
 
 
-def add_arguments(parser: ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_settings(parser)
     parser.add_argument("--quiet", action="store_true", help="show the result only")
     add_resources(parser)
@@ -45,7 +57,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help=lines)
 
 
-def add_resources(parser: ArgumentParser) -> None:
+def add_resources(parser: argparse.ArgumentParser) -> None:
     """Add the options that say how much of this machine, or a cluster, a client at work gets."""
     cpus = "CPUs for each client at work (the recipe's, else 1)"
     parser.add_argument("--cpus", type=int, metavar="N", help=cpus)
@@ -55,7 +67,9 @@ def add_resources(parser: ArgumentParser) -> None:
     parser.add_argument("--cluster", default="", metavar="HOST:PORT", help=cluster)
 
 
-def with_resources(federation: Config, arguments: Namespace, clients: int | None) -> Config:
+def with_resources(
+    federation: Config, arguments: argparse.Namespace, clients: int | None
+) -> Config:
     """Return the federation config, changed by the options of `add_resources` that are given.
 
     ``clients`` is how many clients there shall be, or None: then as many as ``federation`` says.
@@ -81,7 +95,7 @@ def with_resources(federation: Config, arguments: Namespace, clients: int | None
     return changed
 
 
-def act(arguments: Namespace) -> int:
+def act(arguments: argparse.Namespace) -> int:
     """Run the federation, and return 1 if it failed, else 0.
 
     The command line wins over the recipe, and the recipe over the defaults.
@@ -101,7 +115,7 @@ def act(arguments: Namespace) -> int:
     return 1 if isinstance(ended, Failed) else 0
 
 
-def _clients(arguments: Namespace, settings: DataSettings) -> int | None:
+def _clients(arguments: argparse.Namespace, settings: DataSettings) -> int | None:
     """Return how many clients the command line asks for, or else a natural partition has.
 
     None if neither says, or a recipe does. The user's own data are read in any case: wrong ones are
@@ -112,33 +126,29 @@ def _clients(arguments: Namespace, settings: DataSettings) -> int | None:
     nobody_says = clients is None and not arguments.recipe  # a recipe names a number
     data_say = settings.partition == "natural" and nobody_says  # a client for each domain
     data_set = data_set_named(settings.dataset)
-    if data_set.is_own or (data_say and data_set.has_domains):
-        domains = open_data(settings).domain_names
-        if data_say:
-            return len(domains) or None  # None for the user's own data without domains
+    must_read = data_set.is_own or (data_say and data_set.has_domains)
+    if not must_read:
+        return clients
+
+    data = open_data(settings)
+    if data_say:
+        return len(data.domain_names) or None  # None for the user's own data without domains
     return clients
 
 
 def _run_for_people(config: Config, federation: Config, quiet: bool) -> Path | Failed:
-    """Run the federation and print its events; if ``quiet``, its warnings and its result alone.
+    """Run the federation and show its events on the screen; if ``quiet``, its result alone.
 
-    Return the run's folder, or how it failed: then the last events that were not shown are printed,
-    too. After Ctrl-C, say how the run goes on.
+    Return the run's folder, or how it failed: then a quiet screen's last events are printed, too.
     """
     from protofl_common.simulation.grid import attempt
 
-    screen = Screen(quiet)
-    try:
+    with Screen(quiet=quiet) as screen:
         ended = attempt(config, federation, screen)
-    except KeyboardInterrupt:
-        if screen.resume and screen.resume.exists():
-            resume = from_here(screen.resume)
-            print(f"\nto go on: {program()} run --recipe {resume}", file=sys.stderr)
-        raise
+        if isinstance(ended, Path):
+            screen.conclude(f"{program()} predict {from_here(ended)}")
     if isinstance(ended, Failed):
-        print(*screen.hidden, "protofl: this run has failed", sep="\n", file=sys.stderr)
-    else:
-        print(f"next: {program()} predict {from_here(ended)}")
+        print(*screen.recent, "protofl: this run has failed", sep="\n", file=sys.stderr)
     return ended
 
 
@@ -162,29 +172,78 @@ def _run_for_programs(config: Config, federation: Config, quiet: bool) -> Path |
         return attempt(config, federation, on_event)
 
 
-class Screen:
-    """Prints the events of a run; if ``quiet``, only warnings and the result."""
+class Screen(AbstractContextManager["Screen"]):
+    """Shows the events of a run as lines, and its result.
 
-    def __init__(self, quiet: bool = False) -> None:
+    On a terminal its rounds are one live line, and the result stands in a box. After Ctrl-C it says
+    how the run goes on.
+    """
+
+    def __init__(self, *, quiet: bool = False, console: Console | None = None) -> None:
+        """Start the live line, if the console is a terminal and the screen not ``quiet``."""
+        self.console = console or Console(highlight=False, soft_wrap=True)
         self.quiet = quiet
-        self.hidden = deque[str](maxlen=MOST_RECENT)  # the last events that were not printed
-        self.resume: Path | None = None  # the file that resumes the run, once it has begun
+        self.results: list[str] = []
+        self.recent = deque[str](maxlen=MOST_RECENT)  # what a quiet screen shows if the run fails
+        self.folder: Path | None = None
+        self._live: Status | None = None
+        is_live = self.console.is_terminal and not self.console.is_dumb_terminal
+        if is_live and not quiet:
+            self._live = self.console.status("starting")
+            self._live.start()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """End the live line; after Ctrl-C, which is not swallowed, say how to go on."""
+        if self._live:
+            self._live.stop()
+        if kind is KeyboardInterrupt and self.folder:
+            resume = self.folder / "resume.toml"
+            if resume.exists():
+                print(f"\nto go on: {program()} run --recipe {from_here(resume)}", file=sys.stderr)
 
     def __call__(self, event: Event) -> None:
+        """Show an event of the run.
+
+        The run's result is kept for `conclude`, and so are warnings on a quiet screen. In the live
+        line, if there is one, each round replaces the one before. All else is printed at once,
+        unless the screen is quiet.
+        """
         text = str(event).strip("\n")
+        if self.quiet:
+            self.recent.append(text)
         if isinstance(event, Started):
-            self.resume = event.folder / "resume.toml"
-        if self.quiet and not isinstance(event, Warned | Finished):
-            self.hidden.append(text)
+            self.folder = event.folder
+        if isinstance(event, Finished) or (self.quiet and isinstance(event, Warned)):
+            self.results.append(text.replace(f"{Path.cwd()}/", ""))  # shorter paths
+        elif self._live and isinstance(event, RoundDone):
+            self._live.update(Text(text, no_wrap=True, overflow="ellipsis"))
+        elif not self.quiet:
+            self._print(text)
+
+    def conclude(self, following: str) -> None:
+        """Show the result, and the command to type next unless ``following`` is ""."""
+        lines = list(self.results)
+        if following:
+            lines.append(f"next: {following}")
+        if self._live:
+            self._live.stop()
+            box = Panel.fit(Text("\n".join(lines)), padding=(1, 2))
+            self.console.print(box, soft_wrap=False)
         else:
-            print(text.replace(f"{Path.cwd()}/", ""))  # shorter paths
+            for line in lines:
+                self._print(line)
+
+    def _print(self, line: str) -> None:
+        self.console.print(Text.from_ansi(line) if self.console.is_terminal else Text(line))
 
 
 def program() -> str:
     """Return how to type this program in a shell: its name if the PATH has it, else its path."""
-    if shutil.which("protofl"):
+    file = Path(sys.executable).with_name("protofl")
+    path = shutil.which("protofl")
+    if path and Path(path).samefile(file):
         return "protofl"
-    return from_here(Path(sys.executable).with_name("protofl"))
+    return from_here(file)
 
 
 def from_here(path: Path) -> str:

@@ -4,10 +4,11 @@ import re
 import sys
 from dataclasses import fields
 from pathlib import Path
-from typing import get_type_hints
+from typing import Any, get_type_hints
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from protofl_common.config.options import Config, SettingsError, key_of
 from protofl_common.config.sections import SECTIONS
@@ -312,29 +313,58 @@ RESULT = """
 result: alone 36.0 %, FedProto 68.0 %; 96.5 MB exchanged
 results: /runs/mine
 report: /runs/mine/report.html
+next: protofl list
 """.strip().splitlines()
 
 
-def shown(events: list[Event], capsys: Printed, quiet: bool) -> list[str]:
-    """Return the lines that a screen shows of a run's events."""
-    screen = Screen(quiet)
-    for event in events:
-        screen(event)
+def shown(events: list[Event], capsys: Printed, **options: Any) -> list[str]:
+    """Return the lines that a screen shows of a run's events, and of its end if it is good."""
+    with Screen(**options) as screen:
+        for event in events:
+            screen(event)
+    if events is GOOD_RUN:
+        screen.conclude("protofl list")
     return capsys.readouterr().out.splitlines()
 
 
 def test_a_good_run_shows_all_and_quietly_the_result_alone(capsys: Printed) -> None:
-    assert shown(GOOD_RUN, capsys, quiet=False) == LINES + RESULT
+    assert shown(GOOD_RUN, capsys) == LINES + RESULT
     assert shown(GOOD_RUN, capsys, quiet=True) == RESULT
 
 
+def test_a_dumb_terminal_is_shown_lines(capsys: Printed) -> None:
+    looks: dict[str, Any] = {"no_color": True, "soft_wrap": True, "highlight": False}
+    dumb = Console(force_terminal=True, _environ={"TERM": "dumb"}, **looks)
+    assert shown(GOOD_RUN[:5], capsys, console=dumb) == LINES
+
+
 def test_quiet_shows_doubts_too_and_keeps_what_a_failure_refers_to(capsys: Printed) -> None:
-    """Warnings are shown; of all else the last lines are kept."""
+    """Warnings are shown at the end; of all else the last lines are kept."""
     doubt = Warned("accuracy by head is 50.0 %, no better than a guess")
-    assert shown([*GOOD_RUN[:5], doubt], capsys, quiet=True) == [str(doubt)]
+    assert shown([*GOOD_RUN[:5], doubt], capsys, quiet=True) == []
 
     screen = Screen(quiet=True)
     for number in range(50):
         screen(Said(f"line {number}"))
+    screen(doubt)
+    screen.conclude("")
 
-    assert [*screen.hidden] == [f"line {number}" for number in range(10, 50)]
+    assert capsys.readouterr().out == f"{doubt}\n"
+    assert [*screen.recent][-2:] == ["line 49", str(doubt)]
+
+
+@pytest.mark.parametrize("no_color", [False, True])
+def test_a_terminal_has_one_live_line_and_a_box(no_color: bool) -> None:
+    """The box has the result; colours depend on ``no_color``."""
+    console = Console(force_terminal=True, width=100, no_color=no_color, highlight=False)
+    with console.capture() as captured, Screen(console=console) as screen:
+        for event in GOOD_RUN:
+            screen(event)
+        screen.conclude("protofl list")
+    screen_text = captured.get()
+
+    assert screen_text.count("╭") == screen_text.count("╰") == 1
+    assert "alone 36.0 %" in screen_text.partition("╭")[2]
+    assert ("\x1b[32m" in screen_text) != no_color
+    assert LINES[0] in screen_text
+    assert LINES[-1] in screen_text
