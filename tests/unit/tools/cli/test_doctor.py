@@ -45,7 +45,7 @@ def another_flower(patch: Patch, folder: Path) -> list[str]:
 def written(name: str, text: str, *words: str, **places: str) -> Plant:
     """Return a fault that lies in a file of FOLDER; the doctor is asked ``words``.
 
-    ``places``: a constant of the doctor's module, such as RAY_NOTE, -> its place in FOLDER.
+    ``places``: a constant of the doctor's module, such as PROC, -> its place in FOLDER.
     """
 
     def plant(patch: Patch, folder: Path) -> list[str]:
@@ -57,24 +57,62 @@ def written(name: str, text: str, *words: str, **places: str) -> Plant:
     return plant
 
 
-DISK = SimpleNamespace(free=10**7)
+DISK = SimpleNamespace(total=10**8, free=10**7)
 SMALL_DISK = attribute("shutil", SimpleNamespace(disk_usage=lambda path: DISK))
+SIMULATES = "python /env/bin/flower-superlink --insecure --simulation"
+LEFT = {  # process -> its parent, its words, its FLWR_HOME
+    "4711": ("1", SIMULATES, "home"),
+    "4712": ("1", "/x/raylet -a", "home"),
+    "4713": ("1", "python /env/bin/flower-superlink --ssl-keyfile key", "home"),
+    "4714": ("1", SIMULATES, "another"),
+    "4715": ("4711", SIMULATES, "home"),
+}
+
+
+def left_running(patch: Patch, folder: Path) -> list[str]:
+    """Write a folder /proc of processes, of which two are left in our FLWR_HOME.
+
+    That are 4711 and 4712, whose parent is process 1: what started them has ended.
+    """
+    for number, (parent, words, home) in LEFT.items():
+        process = folder / number
+        process.mkdir()
+        (process / "stat").write_text(f"{number} (a) b) S {parent} 1 1")
+        (process / "cmdline").write_text(words.replace(" ", "\0"))
+        (process / "environ").write_text(f"HOME=/root\0FLWR_HOME={folder / home}\0")
+    (folder / "meminfo").write_text("MemAvailable: 90000000 kB\n")
+    patch.setenv("FLWR_HOME", str(folder / "home"))
+    patch.setattr(doctor, "PROC", folder)
+    return []
+
+
+MEMORY = "MemTotal: 9000000 kB\nMemAvailable: 300000 kB\n"
 BAD_DATA = ("dataset=arrays", "data-dir=FOLDER/bad.csv", "cache-dir=FOLDER")
 PATIENTS = "a,label,client,split\n1,x,P,train\n2,y,P,test\n3,y,Q,train\n4,x,Q,test\n"
 OF_PATIENTS = ("dataset=arrays", "data-dir=FOLDER/p.csv", "cache-dir=FOLDER")
 BOTH_SIDES = "both trained on and tested"
 CORRECT = "correct that setting"
 FAULTS: dict[str, tuple[Plant, str, str, str]] = {
+    "an old Flower": (attribute("requires", lambda name: ["flwr<1.0"]),
+        "wrong", "is not <1.0", "-m pip install 'flwr<1.0'"),
+    "a package that is missing": (attribute("requires", lambda name: ["nonesuch>=2"]),
+        "wrong", "nonesuch is not installed", "install 'nonesuch>=2'"),
+    "no Flower commands": (attribute("BIN", Path("/none")),
+        "wrong", "flower-superlink is not in /none", "force-reinstall flwr"),
     "a Flower that lacks a name": (another_flower,
         "wrong", "has no attribute 'push_task_output'", "install flwr=="),
     "a broken PyTorch": (no_torch,
         "wrong", "PyTorch cannot be loaded", "force-reinstall torch"),
     "no GPU": (asked("device=cuda:99"),
         "wrong", "device = 'cuda:99': PyTorch", "take device=cpu"),
+    "no memory": (written("meminfo", MEMORY, PROC=""),
+        "wrong", ", 0.3 GB free", "--cpus"),
     "a folder that cannot be written": (written("runs", "", "out-dir=FOLDER/runs"),
         "wrong", "cannot be written", "out-dir=FOLDER"),
     "a full disk": (SMALL_DISK,
         "warning", "10 MB free", "out-dir=FOLDER on another disk"),
+    "little shared memory": (SMALL_DISK,
+        "warning", "100 MB of shared memory", "--shm-size=1g"),
     "no data": (asked("dataset=image-folder", "data-dir=FOLDER/none"),
         "wrong", "there is no such folder", CORRECT),
     "data that cannot be read": (written("bad.csv", "a,label\n1,x\nfoo,y\n", *BAD_DATA),
@@ -87,6 +125,10 @@ FAULTS: dict[str, tuple[Plant, str, str, str]] = {
         "wrong", "the data name 2 clients, not 1", CORRECT),
     "a wrong setting": (asked("lr=fast"),
         "wrong", "lr = 'fast': must be a number above 0", CORRECT),
+    "a SuperLink left": (left_running,
+        "warning", "flower-superlink (4711) is left", "kill 4711"),
+    "a Ray left": (left_running,
+        "warning", "raylet (4712) is left", "kill 4712"),
     "a note of a cluster": (
         written("ray_current_cluster", "10.0.0.1:6379", RAY_NOTE="ray_current_cluster"),
         "warning", "plain `flwr run` waits", "ray stop, or rm"),
@@ -122,6 +164,8 @@ def test_a_planted_fault_is_found_with_a_cure(
     finding = next(finding for finding in after if text in finding["text"])
     assert finding["level"] == level
     assert cure in finding["cure"]
+    # a SuperLink that simulates nothing may be a service; others are somebody else's, or have ours
+    assert not any(number in str(after) for number in ("4713", "4714", "4715"))
     if level == "wrong":
         assert status == 1
 
@@ -157,20 +201,24 @@ def test_patients_are_not_on_both_sides_where_their_column_means_sites(
     assert BOTH_SIDES not in str(found)
 
 
+@pytest.mark.parametrize(("name", "value", "topic", "text"), [
+    ("PROC", Path("/none"), "memory", r"cannot be told here \(FileNotFoundError\("),
+    ("check_settings", ord, "settings",
+        r"a fault of ProtoFL: TypeError: ord\(\) takes exactly one argument.*doctor.py, line"),
+])  # fmt: skip
 def test_a_check_that_fails_is_wrong_and_hides_no_other(
-    monkeypatch: Patch, capsys: Printed
+    name: str, value: object, topic: str, text: str, monkeypatch: Patch, capsys: Printed
 ) -> None:
     """A check raises an unexpected error, and the others have their findings."""
-    monkeypatch.setattr(doctor, "check_settings", ord)
+    monkeypatch.setattr(doctor, name, value)
     status, found = findings(capsys)
 
     assert status == 1
 
-    (failed,) = [finding for finding in found if finding["topic"] == "settings"]
+    (failed,) = [finding for finding in found if finding["topic"] == topic]
     assert failed["level"] == "wrong"
-    fault = r"a fault of ProtoFL: TypeError: ord\(\) takes exactly one argument.*doctor.py, line"
-    assert re.match(fault, failed["text"])
-    assert {"versions", "torch", "folders"} <= {finding["topic"] for finding in found}
+    assert re.match(text, failed["text"])
+    assert {"versions", "torch", "processes"} <= {finding["topic"] for finding in found}
 
 
 def test_any_command_ends_with_the_place_of_a_fault(monkeypatch: Patch, capsys: Printed) -> None:
