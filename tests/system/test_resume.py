@@ -1,6 +1,6 @@
 """A deployed run whose SuperLink and worker are killed in the middle.
 
-`test_shared_table` kills simulated ones.
+`test_table_shards` kills simulated ones.
 """
 
 import json

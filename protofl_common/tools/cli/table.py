@@ -7,21 +7,23 @@ with the paper's numbers beside.
 To go on after a stop, start the command again: finished runs are not repeated, and interrupted runs
 go on after their last round. A run that fails does not stop the others. Rows whose data are not on
 this machine are skipped. KEY=VALUE overrides a setting of all runs.
-Several processes may work on one table, also on several machines that all see the folder OUT: start
-the command in each. Each run is made by one of them. The last to end writes the whole table.
+Several processes may work on one table; each run is made by one of them. --shard 3/16 makes every
+16th run from the third on. The command without --shard makes the runs that are left, and writes the
+whole table.
 Results stand in OUT/TABLE.md, .tex and .json, those of each seed in OUT/TABLE.csv, the runs in
 OUT/runs (shared by all tables), their logs in OUT/logs. protofl compare OUT/runs shows intervals
-and tests, and with --figures DIR draws curves over the rounds and boxes over the clients.
+and tests. With --figures DIR the finished runs of each column are drawn as SVG and PDF: curves over
+the rounds, and boxes over the clients.
 
 With --search the command first chooses the settings that the table names under `search`, by the
 same number of trials for each cell, on the clients' validation data and with other seeds
 (OUT/trials). Then the best settings run with the table's seeds.
 """
 
+import argparse
 import json
 import re
 import sys
-from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -29,11 +31,13 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.markdown import Markdown
-from rich.status import Status
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from protofl_common.basics.files import write_text
+from protofl_common.basics.text import as_file_name
 from protofl_common.config.options import Config, SettingsError
 from protofl_common.tools.arguments import (
+    FIGURES_HELP,
     add_allow_python,
     add_json,
     file_named,
@@ -42,6 +46,7 @@ from protofl_common.tools.arguments import (
 )
 from protofl_common.tools.cli.run import add_resources, with_resources
 from protofl_common.tools.tables import render
+from protofl_common.tools.tables.figure import COUNTS, Figure
 from protofl_common.tools.tables.plan import Cell, Launch, Run, Runs, launch, plan, runs_of
 from protofl_common.tools.tables.search import Search, check_search
 from protofl_common.tools.tables.spec import TableFile, read_table
@@ -49,9 +54,10 @@ from protofl_common.tools.tables.spec import TableFile, read_table
 Make = Callable[[Run, Runs], bool]
 """Makes a run unless it is finished; returns whether it did."""
 Planned = list[tuple[TableFile, list[Cell]]]
+ALL = slice(None)  # the shard of a process that makes all runs
 
 
-def add_arguments(parser: ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "what", nargs="+", metavar="TABLE.yaml|KEY=VALUE", help="tables, and settings of all runs"
     )
@@ -65,6 +71,9 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--out", default="runs/tables", metavar="DIR", help="where results go (runs/tables)"
     )
     parser.add_argument(
+        "--shard", default="1/1", metavar="I/N", help="of N jobs the I-th: every N-th run"
+    )
+    parser.add_argument(
         "--dry-run", action="store_true", help="show what would run, and start nothing"
     )
     parser.add_argument(
@@ -75,12 +84,13 @@ def add_arguments(parser: ArgumentParser) -> None:
         action="store_true",
         help="keep models of runs made now, for protofl export",
     )
+    parser.add_argument("--figures", type=Path, metavar="DIR", help=FIGURES_HELP)
     add_allow_python(parser, "the table")
     add_json(parser)
     add_resources(parser)
 
 
-def act(arguments: Namespace) -> int | None:
+def act(arguments: argparse.Namespace) -> int | None:
     """Make the runs of the tables that are left; return 1 if one failed, or none could be made.
 
     With --dry-run only show the plan. SettingsError before anything starts, for all that is wrong
@@ -89,12 +99,16 @@ def act(arguments: Namespace) -> int | None:
     files = [word for word in arguments.what if word.endswith((".yaml", ".yml"))]
     overrides = read_assignments(word for word in arguments.what if word not in files)
     _check_words(arguments, files, overrides)
+    shard = _shard(arguments.shard)
     planned = _planned_tables(arguments, files, overrides)
     out = Path(arguments.out)
     # given as a file, as `sys.stdout` is another one while a run is made
     console = Console(file=sys.stderr if arguments.json else sys.stdout)
     runs = Runs(out / "runs", arguments.keep_models)
-    trials = Runs(out / "trials") if arguments.search else None
+    trials = None
+    if arguments.search:
+        # -1: wait for a trial that another process makes, as the best settings depend on it
+        trials = Runs(out / "trials", patience=-1)
     for table, cells in planned:
         if trials:
             check_search(table, [cell for cell in cells if cell.asked])
@@ -109,7 +123,15 @@ def act(arguments: Namespace) -> int | None:
     resources = partial(with_resources, arguments=arguments, clients=None)
     start_engine(planned, runs, resources, str(overrides.get("device", "auto")))
     launch_here = partial(launch, resources=resources)
-    status = execute(planned, runs, launch_here, out, console, trials)
+    status = execute(planned, runs, launch_here, out, console, trials, shard)
+    if arguments.figures:
+        for table, cells in planned:
+            not_drawn = draw(table, cells, runs, arguments.figures)
+            if not_drawn:
+                names = ", ".join(not_drawn)
+                text = f"{table.name}: not drawn, as curves are means over all clients: {names}"
+                console.print(text, markup=False)
+        console.print(f"figures: {arguments.figures}")
     if arguments.json:
         written = [out / f"{table.name}.json" for table, _ in planned]
         print_json("table", {"tables": [json.loads(path.read_text()) for path in written]})
@@ -122,7 +144,8 @@ def start_engine(
     """Start the processes that simulate clients, as the runs that are not finished need them.
 
     They must start before a thread draws on the screen (`simulation/pool.py`). ``resources`` adds
-    what a client gets of this machine to a federation config.
+    what a client gets of this machine to a federation config. The runs of other shards count as
+    well: at worst processes are started that have nothing to do.
     """
     federations: list[Config] = []
     for _, cells in planned:
@@ -138,7 +161,7 @@ def start_engine(
         engine_for(federation, device)
 
 
-def _check_words(arguments: Namespace, files: list[str], overrides: Config) -> None:
+def _check_words(arguments: argparse.Namespace, files: list[str], overrides: Config) -> None:
     """Raise SettingsError for arguments that make no sense, alone or together.
 
     ``files`` are the tables' files among the arguments, ``overrides`` the settings.
@@ -160,7 +183,7 @@ def _check_words(arguments: Namespace, files: list[str], overrides: Config) -> N
         )
 
 
-def _planned_tables(arguments: Namespace, files: list[str], overrides: Config) -> Planned:
+def _planned_tables(arguments: argparse.Namespace, files: list[str], overrides: Config) -> Planned:
     """Read each table, and plan its cells with the ``overrides`` of the command line.
 
     The overrides are added to a table's note. SettingsError with a line for each thing that is
@@ -191,27 +214,33 @@ def execute(
     out: Path,
     console: Console,
     trials: Runs | None = None,
+    shard: slice = ALL,
 ) -> int:
     """Make the runs of each table that are not finished; after each, write the table's files.
 
-    ``trials`` is where the trials of a search are made, or None without a search. Return 1 where a
-    run failed, or all cells that are asked for are without runs; else 0.
+    ``trials`` is where the trials of a search are made, or None without a search. ``shard`` chooses
+    which runs this process makes, by their place in the list of all; with a search it chooses the
+    cells that are searched and run. Return 1 where a run failed, or all cells that are asked for
+    are without runs; else 0.
     """
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
     for table, planned_cells in planned:
-        with console.status(table.name) as status:
-            make = partial(_make_one, launch=launch, status=status)
+        with Progress(*columns, console=console) as progress:
+            make = partial(_make_one, launch=launch, progress=progress)
             cells = planned_cells
             if trials:
-                # the best settings depend on all trials: those that other processes make meanwhile
-                # are left to them at first (0), and in the end waited for (-1)
-                for patience in (0, -1):
-                    trials.patience = patience
-                    cells = [_searched(table, cell, trials, make) for cell in planned_cells]
-            left = runs_of(cells)
+                cells = _searched_shard(table, planned_cells, trials, make, shard)
+            mine = runs_of(cells)
+            if not trials:  # with them, only cells of the shard are still asked for
+                mine = mine[shard]
             write = partial(_write, table, cells, runs, out, {})
             write()  # what earlier invocations have left
-            for number, run in enumerate(left, 1):
-                status.update(f"{table.name}: run {number} of {len(left)}")
+            for run in progress.track(mine, total=len(mine), description=table.name):
                 if make(run, runs):
                     write()
         console.print(Markdown((out / f"{table.name}.md").read_text(encoding="utf-8")))
@@ -219,6 +248,22 @@ def execute(
     asked = [cell for _, cells in planned for cell in cells if cell.asked]
     nothing_ran = bool(asked) and not any(cell.runs for cell in asked)
     return 1 if runs.failed or nothing_ran else 0
+
+
+def _searched_shard(
+    table: TableFile, cells: list[Cell], trials: Runs, make: Make, shard: slice
+) -> list[Cell]:
+    """Search for the best settings of each cell of the shard in turn, and return all the cells.
+
+    The cells of other shards are returned as cells that nobody asked for: no trial or run is made
+    for them here. Where their search is finished, they have the settings that it found, too.
+    """
+    mine = [cell for cell in cells if cell.asked][shard]
+    searched = []
+    for cell in cells:
+        asked = cell in mine
+        searched.append(_searched(table, replace(cell, asked=asked), trials, make))
+    return searched
 
 
 def _searched(table: TableFile, cell: Cell, trials: Runs | None, make: Make | None) -> Cell:
@@ -272,29 +317,30 @@ def _plan_of(cell: Cell, cells: list[Cell], runs: Runs) -> str:
     return "; ".join(facts)
 
 
-def _make_one(run: Run, runs: Runs, *, launch: Launch, status: Status) -> bool:
-    """Make a run unless it is finished or has failed, and show its rounds.
+def _make_one(run: Run, runs: Runs, *, launch: Launch, progress: Progress) -> bool:
+    """Make a run unless it is finished, with a bar of its rounds.
 
-    Return True if this made it, even if it failed; False if there is nothing to make, or another
-    process makes it.
+    Return True if this made it, even if it failed; False if it is finished, or another process
+    makes it.
     """
-    if runs.finished(run) or run.name in runs.failed:
+    if runs.finished(run):
         return False
-    show = partial(status.console.print, markup=False, highlight=False)
+    bar = progress.add_task(f"  {run.name}", total=run.settings.run.rounds)
+    show = partial(progress.console.print, markup=False, highlight=False)
 
     def on_round(number: int) -> None:
-        text = f"  {run.name}: round {number}/{run.settings.run.rounds}"
-        status.update(text)  # a line at the bottom of a terminal
-        if not status.console.is_terminal:
-            show(text)
+        progress.update(bar, completed=number)
+        if not progress.console.is_terminal:
+            show(f"  {run.name}: round {number}/{run.settings.run.rounds}")
 
     is_ours = runs.execute(run, launch, on_round)
+    progress.remove_task(bar)
     reason = runs.failed.get(run.name)
     if not is_ours:
         show(f"  another process makes {run.name}")
     elif reason:
         show(f"  failed: {run.name}: {reason}")
-    else:
+    elif not progress.console.is_terminal:
         show(f"  done: {run.name}")
     return is_ours
 
@@ -327,3 +373,41 @@ def _write(
             files[".against.tex"] = render.differences(table, results).as_latex()
         for suffix, text in files.items():
             write_text(out / f"{table.name}{suffix}", text)
+
+
+def draw(table: TableFile, cells: list[Cell], runs: Runs, into: Path) -> list[str]:
+    """Draw curves and boxes of the finished runs of each column, in which each row is a method.
+
+    A column has a drawing for each figure that its cells show, but for counts. Runs whose last
+    evaluation lacks the figure are left out. Return the columns of which cells are not drawn, as
+    their figure is of a domain or no mean over the clients: curves are means over all clients.
+    """
+    from protofl_common.report.paper import save_curves_and_boxes  # matplotlib, half a second
+
+    not_drawn = []
+    for column in table.columns:
+        methods: dict[str, dict[str, list[Path]]] = {}  # figure -> row -> folders
+        for cell in cells:
+            figure = cell.figure
+            if cell.column != column or figure.what in COUNTS:
+                continue
+            if figure.domain or figure.over != "mean":
+                not_drawn.append(column)
+                continue
+            finished = [runs.folder_of(run) for run in cell.runs.values() if runs.finished(run)]
+            in_boxes = Figure(what=figure.what)  # of the last evaluation, whatever the cell is of
+            folders = [folder for folder in finished if in_boxes.is_in(folder)]
+            if folders:
+                methods.setdefault(figure.what, {})[cell.row] = folders
+        for what, of_rows in methods.items():
+            prefix = as_file_name(f"{table.name}-{column}-{what}-")
+            save_curves_and_boxes(of_rows, what, into, prefix)
+    return list(dict.fromkeys(not_drawn))
+
+
+def _shard(text: str) -> slice:
+    """Read ``"3/16"`` as the slice of every 16th element from the third on."""
+    numbers = re.fullmatch(r"(\d+)/(\d+)", text)
+    if not numbers or not 1 <= int(numbers[1]) <= int(numbers[2]):
+        raise SettingsError(f"--shard {text!r}: must be I/N with I from 1 to N, such as 3/16")
+    return slice(int(numbers[1]) - 1, None, int(numbers[2]))  # shards count from 1

@@ -103,6 +103,14 @@ class Figure:
             values.append(self._count(row) if is_count else self._accuracy(row, domains))
         return max(values) if self.when == "best" else statistics.fmean(values)
 
+    def is_in(self, folder: Path) -> bool:
+        """Return whether the finished run in ``folder`` has the figure."""
+        try:
+            self.read(folder)
+        except NoFigure:
+            return False
+        return True
+
     def _choices(self, run: RunFolder) -> str:
         """Name the figures of a run's last evaluation, which lacks the one that is asked for.
 

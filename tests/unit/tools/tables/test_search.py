@@ -4,7 +4,6 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import jsonschema
@@ -14,7 +13,7 @@ from rich.console import Console
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.settings import default_run_config, to_run_config
 from protofl_common.tools.cli import main
-from protofl_common.tools.cli.table import execute
+from protofl_common.tools.cli.table import _shard, execute
 from protofl_common.tools.tables.plan import Run, Runs, plan
 from protofl_common.tools.tables.search import check_search
 from protofl_common.tools.tables.spec import read_table
@@ -23,7 +22,6 @@ from tests.support.commands import SCHEMA
 from tests.support.fakes import Accuracies, write_run
 from tests.support.given import Printed
 from tests.support.harness import CACHE, run_federation
-from tests.support.processes import wait_until
 
 TABLE = """
 title: Tuned
@@ -96,15 +94,16 @@ class Launcher(launches.Launcher):
         write_run(folder, to_run_config(run.settings), tested, validation=validated)
 
 
-def search(path: Path, launcher: Launcher) -> int:
+def search(path: Path, launcher: Launcher, shard: str = "1/1") -> int:
     """Make a table with ``--search``; return the exit status."""
     spec = read_table(path)
     cells = plan(spec)
     check_search(spec, cells)
     out = path.parent
-    runs = Runs(out / "runs")
-    trials = Runs(out / "trials")
-    return execute([(spec, cells)], runs, launcher, out, Console(quiet=True), trials)
+    trials = Runs(out / "trials", patience=-1)
+    options: dict[str, Any] = {"trials": trials, "shard": _shard(shard)}
+    console = Console(quiet=True)
+    return execute([(spec, cells)], Runs(out / "runs"), launcher, out, console, **options)
 
 
 def cells_of(path: Path) -> dict[str, Any]:
@@ -168,33 +167,20 @@ def test_the_result_says_what_was_chosen_and_on_what(table: Path) -> None:
 
 
 @pytest.mark.slow
-def test_two_processes_divide_the_trials_and_wait_for_each_others(
-    table: Path, tmp_path: Path
-) -> None:
-    """The second begins while the first makes its first trial, and makes others meanwhile.
+def test_shards_of_a_search_are_whole_cells(table: Path, tmp_path: Path) -> None:
+    """Two shards, the second one first, make the runs and the table of one search."""
+    whole = Launcher()
+    search(table, whole)
 
-    Each run is made once, and the table is that of one process.
-    """
-    alone = Launcher()
-    search(table, alone)
+    in_parts = written(tmp_path / "parts")
+    names = []
+    for shard in ("2/2", "1/2"):
+        launcher = Launcher()
+        search(in_parts, launcher, shard)
+        names += launcher.launched
 
-    shared = written(tmp_path / "shared")
-    second = Launcher()
-    process = Thread(target=search, args=(shared, second))
-
-    class First(Launcher):
-        def finish(self, run: Run, folder: Path) -> None:
-            if not process.ident:
-                process.start()
-                wait_until(lambda: bool(second.launched))
-            super().finish(run, folder)
-
-    first = First()
-    search(shared, first)
-    process.join()
-
-    assert sorted(first.launched + second.launched) == sorted(alone.launched)
-    assert shared.with_suffix(".md").read_text() == table.with_suffix(".md").read_text()
+    assert sorted(names) == sorted(whole.launched)
+    assert in_parts.with_suffix(".md").read_text() == table.with_suffix(".md").read_text()
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from protofl_common.runs.events import Failed, OnEvent, RoundDone, Said
 from protofl_common.simulation import grid, machine
 from protofl_common.tools.arguments import RECIPES, ROOT
 from protofl_common.tools.cli import main
-from protofl_common.tools.cli.table import execute, start_engine
+from protofl_common.tools.cli.table import draw, execute, start_engine
 from protofl_common.tools.tables import render
 from protofl_common.tools.tables.figure import Figure, NoFigure
 from protofl_common.tools.tables.plan import (
@@ -368,6 +368,22 @@ def test_a_run_that_another_process_makes_is_left_to_it(small: Path) -> None:
     assert "| Local | … | 98.26 ± 0.40 |" in result(small, ".md")
 
 
+def test_shards_are_all_runs_and_share_none(small: Path) -> None:
+    """Three shards take every third run each."""
+    table = read_table(small)
+    cells = plan(table)
+    launched = []
+    for number in range(3):
+        launcher = Launcher()
+        out = small.parent / str(number)
+        shard = slice(number, None, 3)
+        console = Console(quiet=True)
+        execute([(table, cells)], Runs(out / "runs"), launcher, out, console, shard=shard)
+        launched += launcher.launched
+
+    assert sorted(launched) == sorted(run.name for run in runs_of(cells))
+
+
 def test_a_run_of_other_settings_in_the_same_place_is_repeated(small: Path) -> None:
     """The device may differ; the learning rate and the number of clients may not."""
     run = runs_of(planned(small, only=("Local",)))[0]
@@ -559,6 +575,63 @@ def test_replies_that_failed_stand_below_the_table(small: Path) -> None:
     assert f'FedProto,all,1,final head,76,"{lost}"' in result(small, ".csv").splitlines()
 
 
+@pytest.mark.slow
+def test_figures_have_a_method_for_each_row_with_runs(small: Path, tmp_path: Path) -> None:
+    """Local and FedProto have runs, MNIST has no data."""
+    run_table(small, Launcher())
+    runs = Runs(tmp_path / "runs")
+    cells = [cell for cell in planned(small) if cell.column == "all"]
+
+    assert draw(read_table(small), cells, runs, tmp_path / "figures") == []
+
+    names = {f"small-all-head-{name}" for name in ("curves", "boxes")}
+    files = list((tmp_path / "figures").iterdir())
+    assert {file.stem for file in files} == names
+    assert {file.suffix for file in files} == {".svg", ".pdf"}
+    svg = (tmp_path / "figures/small-all-head-curves.svg").read_text(encoding="utf-8")
+    assert "Local" in svg
+    assert "FedProto" in svg
+    assert "MNIST" not in svg
+
+
+def test_figures_are_of_rows_and_columns_whose_means_they_show(small: Path, tmp_path: Path) -> None:
+    """No run predicts by prototypes, and the figures of the other columns are no mean over all."""
+    edit(small, "few: {", "few: {figure: {over: std}, ")
+    text = small.read_text(encoding="utf-8").replace("algo: local}", "algo: local}, PROTOTYPE")
+    small.write_text(text.replace("PROTOTYPE", "figure: {what: prototype}"), encoding="utf-8")
+    run_table(small, Launcher())
+    runs = Runs(tmp_path / "runs")
+
+    not_drawn = draw(read_table(small), planned(small), runs, tmp_path / "figures")
+
+    assert not_drawn == ["first", "few"]
+    files = {path.name for path in (tmp_path / "figures").glob("*.svg")}
+    assert files == {"small-all-head-curves.svg", "small-all-head-boxes.svg"}
+
+
+def test_runs_whose_last_evaluation_lacks_the_figure_are_in_no_drawing(
+    small: Path, tmp_path: Path
+) -> None:
+    """The cells have it, of earlier rounds; but the points of the boxes are of the last one."""
+    edit(small, "when: final", "when: best")
+    run_table(small, Launcher())
+    runs = Runs(tmp_path / "runs")
+    cells = {cell.row: cell for cell in planned(small) if cell.column == "all"}
+    for run in cells["FedProto"].runs.values():
+        path = runs.folder_of(run) / "metrics.jsonl"
+        if not path.exists():  # the run has failed
+            continue
+        *lines, last = path.read_text(encoding="utf-8").splitlines()
+        unanswered = json.dumps(json.loads(last) | {"accuracy": {}, "clients": {}})
+        path.write_text("\n".join([*lines, unanswered, ""]), encoding="utf-8")
+
+    draw(read_table(small), list(cells.values()), runs, tmp_path / "figures")
+
+    svg = (tmp_path / "figures/small-all-head-curves.svg").read_text(encoding="utf-8")
+    assert "Local" in svg
+    assert "FedProto" not in svg
+
+
 def test_a_lead_that_may_be_chance_is_not_bold(small: Path) -> None:
     """The best cell is 0, 1 and 5 points better than the other: p is 0.32."""
     edit(small, "seeds: [1, 2]", "seeds: [1, 2, 3]")
@@ -679,6 +752,9 @@ def test_a_table_fails_without_its_data_but_not_with_nothing_to_make(small: Path
     assert main(command) == 0
 
 
+SHARD = "must be I/N with I from 1 to N"
+
+
 @pytest.mark.parametrize(("words", "expected"), [
     ("small.yaml --only FedTGP", "--only 'FedTGP': choose among Local, FedProto, MNIST"),
     ("small.yaml --seeds a", "--seeds 'a': must be whole numbers"),
@@ -687,6 +763,11 @@ def test_a_table_fails_without_its_data_but_not_with_nothing_to_make(small: Path
     ("small.yaml ./small.yaml", "small.yaml ./small.yaml"),
     ("small.yaml --json", "--json: a plan has no JSON; leave it out, or --dry-run"),
     ("rounds=3", "which table? Give a YAML file"),
+    ("small.yaml --shard 0/4", f"--shard '0/4': {SHARD}"),
+    ("small.yaml --shard 5/4", f"--shard '5/4': {SHARD}"),
+    ("small.yaml --shard 2", f"--shard '2': {SHARD}"),
+    ("small.yaml --shard a/b", f"--shard 'a/b': {SHARD}"),
+    ("small.yaml --shard 1/2/3", f"--shard '1/2/3': {SHARD}"),
 ])  # fmt: skip
 def test_a_wrong_command_line_is_named(
     words: str, expected: str, small: Path, monkeypatch: Patch, capsys: Printed
@@ -695,17 +776,18 @@ def test_a_wrong_command_line_is_named(
     assert expected in output(capsys, "table", "--dry-run", *words.split(), status=1).err
 
 
-def test_a_job_of_slurms_array_makes_the_table(tmp_path: Path) -> None:
+def test_a_job_of_slurms_array_has_its_shard(tmp_path: Path) -> None:
     """The script is run with a stand-in for protofl that prints its arguments."""
     protofl = tmp_path / "protofl"
     protofl.write_text('#!/bin/sh\necho "$@"\n')
     protofl.chmod(0o755)
-    env = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    job = {"SLURM_ARRAY_TASK_ID": "3", "SLURM_ARRAY_TASK_COUNT": "16"}
+    env = job | {"PATH": f"{tmp_path}:/usr/bin:/bin"}
 
     script = ["bash", str(ROOT / "configs" / "slurm-table.sh"), "my table.yaml", "--out", "/shared"]
     done = subprocess.run(script, env=env, capture_output=True, text=True, check=True)
 
-    assert done.stdout == "table my table.yaml --out /shared\n"
+    assert done.stdout == "table my table.yaml --out /shared --shard 3/16\n"
 
 
 def test_each_run_has_its_settings_and_a_log(tmp_path: Path, monkeypatch: Patch) -> None:

@@ -14,7 +14,7 @@ from tests.support.results import digests
 
 pytestmark = pytest.mark.system
 TABLE = """
-title: Shared
+title: Shards
 seeds: [1, 2]
 settings:
   {dataset: digits, partition: iid, total-samples: 100, rounds: 5, models: cnn4, report: false}
@@ -24,11 +24,12 @@ against: Local
 """
 
 
-def table(folder: Path) -> subprocess.Popen[bytes]:
+def table(folder: Path, *words: str) -> subprocess.Popen[bytes]:
     """Start `protofl table` on `TABLE`, with results in ``folder``; its clients die with it."""
     file = folder / "mine.yaml"
     file.write_text(TABLE, encoding="utf-8")
     command = [sys.executable, str(BIN / "protofl"), "table", str(file), "--out", str(folder)]
+    command += words
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
@@ -59,8 +60,8 @@ def files_of(folder: Path) -> dict[str, bytes]:
     return files
 
 
-def test_a_shared_table_that_is_killed_twice_equals_an_undisturbed_one(tmp_path: Path) -> None:
-    """Two processes make the runs together; one is killed twice before.
+def test_a_sharded_table_that_is_killed_twice_equals_an_undisturbed_one(tmp_path: Path) -> None:
+    """Two processes make one half of the runs each; the first is killed twice before.
 
     A last process finds all runs made, and writes the same files.
     """
@@ -70,8 +71,8 @@ def test_a_shared_table_that_is_killed_twice_equals_an_undisturbed_one(tmp_path:
     parts.mkdir()
     undisturbed = table(whole)
     for _ in range(2):
-        kill_within_a_run(table(parts), parts)
-    jobs = [table(parts) for _ in range(2)]
+        kill_within_a_run(table(parts, "--shard", "1/2"), parts)
+    jobs = [table(parts, "--shard", shard) for shard in ("1/2", "2/2")]
     for process in (undisturbed, *jobs):
         assert process.wait(600) == 0
     assert len(list((parts / "runs").glob("*/summary.json"))) == 4  # two rows with two seeds
