@@ -324,13 +324,16 @@ def as_it_counts(request: Request, node: Values) -> Request:
     return replace(request, decision="")
 
 
+DECIDED = ("decision", "decided", "by", "until", "runs", "code", "release", "later")
+"""What an operator signs of a `Request`, and the audit log tells."""
+
+
 def signed_decision(site: str, study: str, decided: Mapping[str, Any]) -> bytes:
     """Return the bytes that an operator signs: a decision, its limits, its author, the study.
 
     ``decided`` has the fields of the `bounded` request, or of its line in the audit log.
     """
-    keys = ("decision", "decided", "by", "until", "runs", "code", "release", "later")
-    values = [decided.get(key) for key in keys]
+    values = [decided.get(key) for key in DECIDED]
     return json.dumps(["protofl decision", site, study, *values]).encode()
 
 

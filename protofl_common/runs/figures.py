@@ -105,6 +105,10 @@ class Table:
             shown.add_row(*(Text(printable(text)) for text in row))
         return shown
 
+    def show(self) -> None:
+        """Print the table on the terminal."""
+        Console().print(self.on_terminal())
+
     def as_text(self) -> str:
         """Return the table as plain text of 100 columns, for a log."""
         text = io.StringIO()

@@ -5,11 +5,11 @@ type passes silently. Here the declared type of each key (`experiment/settings.p
 value is read.
 """
 
-import argparse
 import json
 import re
 import shlex
 import tomllib
+from argparse import ArgumentParser
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,7 +35,7 @@ DEFAULT_FEDERATION: Config = {"num-supernodes": 10, "client-resources-num-cpus":
 """Ten clients, a process of one thread per core: small models at small batches run best so."""
 
 
-def add_run_settings(parser: argparse.ArgumentParser) -> None:
+def add_run_settings(parser: ArgumentParser) -> None:
     """Add the settings of a run: KEY=VALUE, a recipe below them, and how many clients."""
     parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="settings of the run")
     recipe = "a recipe, or a TOML file, below the settings"
@@ -47,9 +47,7 @@ def add_run_settings(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--clients", type=int, metavar="N", help=clients)
 
 
-def add_allow_python(
-    parser: argparse.ArgumentParser, source: str, *, backbones: bool = False
-) -> None:
+def add_allow_python(parser: ArgumentParser, source: str, *, backbones: bool = False) -> None:
     """Add ``--allow-python`` to a command, and with ``backbones`` also ``--allow-backbones``.
 
     ``source`` says in the help what may name the modules, such as "the recipe". `cli.parsed` lets
@@ -170,12 +168,12 @@ def run_named(run: str) -> Path:
     raise SettingsError(f"{run}: no such folder, neither here nor in {RUNS}/")
 
 
-def add_runs(parser: argparse.ArgumentParser) -> None:
+def add_runs(parser: ArgumentParser) -> None:
     results = "the folder of results; default: runs"
     parser.add_argument("--runs", type=Path, default=RUNS, help=results)
 
 
-def add_json(parser: argparse.ArgumentParser) -> None:
+def add_json(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--json", action="store_true", help="the same as an object of JSON, for programs"
     )

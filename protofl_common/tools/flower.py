@@ -85,12 +85,11 @@ def _replaced_in(module: str, **ours: object) -> AbstractContextManager[None]:
 
 
 # -- the log of a site
-class _WithoutMessages(logging.Filter):
-    def filter(self, record: logging.LogRecord) -> bool:
-        """True for warnings, and for other lines that are neither empty nor on a single message."""
-        text = record.getMessage().strip()
-        is_of_message = text.startswith(OF_A_MESSAGE)
-        return record.levelno >= logging.WARNING or bool(text and not is_of_message)
+def _is_for_operators(record: logging.LogRecord) -> bool:
+    """True for warnings, and for other lines that are neither empty nor on a single message."""
+    text = record.getMessage().strip()
+    is_of_message = text.startswith(OF_A_MESSAGE)
+    return record.levelno >= logging.WARNING or bool(text and not is_of_message)
 
 
 def keep_log_short() -> None:
@@ -103,7 +102,7 @@ def keep_log_short() -> None:
         return
     update_console_handler(timestamps=True, colored=False)
     for handler in logging.getLogger("flwr").handlers:
-        handler.addFilter(_WithoutMessages())
+        handler.addFilter(_is_for_operators)
 
 
 # -- messages and tasks

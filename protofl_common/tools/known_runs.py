@@ -45,6 +45,12 @@ class KnownRun(RunFolder):
         return time.time() - (self.path / METRICS).stat().st_mtime
 
     @property
+    def bytes(self) -> int:
+        """The size of all files in the folder."""
+        files = [file for file in self.path.rglob("*") if not file.is_dir()]
+        return sum(file.lstat().st_size for file in files)  # of a link only the link
+
+    @property
     def is_under_way(self) -> bool:
         """True if a process is at work on the run: it holds the run's lock."""
         if not self.lock.exists():

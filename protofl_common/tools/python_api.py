@@ -24,11 +24,11 @@ from pyarrow import parquet
 
 from protofl_common.algorithms.base import Hparams
 from protofl_common.basics.files import cache_folder, replacing
-from protofl_common.config.options import Scalar, SettingsError, flatten
+from protofl_common.config.options import Config, Scalar, SettingsError, flatten
 from protofl_common.data.door import as_array
 from protofl_common.data.objects import TAKEN, as_arrays, is_frame, joined_frames
 from protofl_common.data.raw import DataError
-from protofl_common.data.store import cached, data_key, open_data
+from protofl_common.data.store import data_key, open_data
 from protofl_common.data.table import arrow_of
 from protofl_common.experiment.catalog import with_hparams
 from protofl_common.experiment.node import allow_named
@@ -178,7 +178,7 @@ def try_method(
     from server_app.run.checkpoint import Checkpoint
     from server_app.strategies.base import server_half
 
-    for_one_client: dict[str, Scalar] = {
+    for_one_client: Config = {
         "algo": like,
         "rounds": 1,
         "local-steps": 1,
@@ -188,7 +188,7 @@ def try_method(
     config = _config(data, _by_key(settings | for_one_client))
 
     # the only client of a run, in its first round
-    node: dict[str, Scalar] = {"partition-id": 0, "num-partitions": 1}
+    node: Config = {"partition-id": 0, "num-partitions": 1}
     context = Context(run_id=1, node_id=1, node_config=node, state=RecordDict(), run_config=config)
     site = open_client(context)
     settings_of_like = site.settings
@@ -227,7 +227,7 @@ def _as_download(upload: Payload, exchange: Exchange) -> Payload:
     return Payload(**entries)
 
 
-def _by_key(settings: dict[str, Scalar]) -> dict[str, Scalar]:
+def _by_key(settings: Config) -> Config:
     """Return settings by the keys that they have everywhere else.
 
     Here ``_`` may stand for ``-``, and the settings of an algorithm may be a dictionary.
@@ -244,7 +244,7 @@ def _by_key(settings: dict[str, Scalar]) -> dict[str, Scalar]:
     return chosen
 
 
-def _config(data: Data | None, chosen: dict[str, Scalar]) -> dict[str, Scalar]:
+def _config(data: Data | None, chosen: Config) -> Config:
     """Return a run's whole config: the defaults, the settings that name ``data``, and the chosen.
 
     Where they differ, the ``chosen`` ones win. No report is written unless they ask for one.
@@ -254,7 +254,7 @@ def _config(data: Data | None, chosen: dict[str, Scalar]) -> dict[str, Scalar]:
     return with_hparams({**default_run_config(), "report": False, **data_settings, **chosen})
 
 
-def _settings_of_data(data: Data | None, cache_dir: str) -> dict[str, Scalar]:
+def _settings_of_data(data: Data | None, cache_dir: str) -> Config:
     """Return the settings that name the data; {} for None.
 
     Objects in Python are stored in a file of the cache folder. Its name depends on their content
@@ -270,13 +270,9 @@ def _settings_of_data(data: Data | None, cache_dir: str) -> dict[str, Scalar]:
     content, suffix = _as_file(data)
     file = cache_folder(cache_dir) / f"arrays-{sha256(content).hexdigest()[:16]}{suffix}"
 
-    def written() -> Path:
-        with replacing(file, private=True) as temporary:
+    if not file.exists():
+        with replacing(file, private=True) as temporary:  # in one step, if two processes write it
             temporary.write_bytes(content)
-        return file
-
-    # one process at a time writes the file, unless it is there
-    cached(file, lambda: file if file.exists() else None, written)
     return {"data-dir": str(file), "dataset": "arrays", "partition": "iid"}
 
 

@@ -5,13 +5,13 @@ not if somebody has stopped it (``flwr stop``) or resumed it since, if an error 
 would come again, or if the code has changed.
 """
 
-import argparse
 import json
 import os
 import subprocess
 import sys
 import threading
 import time
+from argparse import ArgumentParser
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -34,7 +34,9 @@ MOST_SECONDS = 7 * SECONDS_PER_DAY
 """Since the last round: who has waited longer has given the run up."""
 MOST_SUBMISSIONS = 1000
 FLWR = (
-    *(sys.executable, "-P", "-c"),
+    sys.executable,
+    "-P",
+    "-c",
     "from protofl_common.tools.flower import console_script; console_script('flwr')()",
 )
 """The command ``flwr`` of this Python; it may not be on the PATH."""
@@ -47,7 +49,7 @@ class Resuming(threading.Thread):
     def __init__(self, options: list[str], out_dir: Path) -> None:
         """Take the SuperLink from ``options``, which are those of flower-superexec."""
         super().__init__(daemon=True)
-        parser = argparse.ArgumentParser("protofl worker", add_help=False, allow_abbrev=False)
+        parser = ArgumentParser("protofl worker", add_help=False, allow_abbrev=False)
         parser.add_argument("--runtime-api-address", default="")
         parser.add_argument("--root-certificates", type=os.path.abspath)
         known, _ = parser.parse_known_args(options)

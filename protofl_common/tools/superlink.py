@@ -48,10 +48,7 @@ def ask(name: str) -> Federation:
     try:
         superlink = superlink_named(name)
         if not superlink.address:
-            raise SettingsError(
-                f"{name}: has no address in Flower's config.toml; "
-                "a SuperLink of its own shows nothing"
-            )
+            raise ValueError("no address in config.toml; a SuperLink of its own shows nothing")
         # asked before Flower's client, whose error does not say why there is no answer
         endpoint = ask_endpoint(superlink.address, superlink.root_certificates or "")
         with client_of(superlink) as client:

@@ -252,7 +252,7 @@ def test_a_run_of_separate_machines_says_where_its_models_are(
 
     exported = output(capsys, "export", folder, status=1).err
     assert "they stayed with its sites, north, south: on a site's own machine\n" in exported
-    assert "protofl export STATE-DIR/first --out model" in exported
+    assert "protofl export STATE-DIR/first-NUMBER --out model" in exported
 
     predicted = output(capsys, "predict", folder, status=1).err
     assert "no trained models in it; they stayed with its sites, north" in predicted

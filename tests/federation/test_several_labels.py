@@ -22,7 +22,7 @@ from protofl_common.runs.folder import RunFolder
 from protofl_common.tasks import MultiLabel
 from protofl_common.tools.cli import main
 from protofl_common.tools.inference import Predictor
-from tests.support.commands import cells_of, output, told
+from tests.support.commands import output, told
 from tests.support.harness import run_config, run_federation
 
 NAMES = "Mass,Effusion,Cough"
@@ -361,13 +361,7 @@ def test_the_auc_is_what_a_reader_sees_first(
     assert "head/label-auc/3 (Effusion)" in names
     assert sentence([outcome.summary]).startswith(f"FedProto AUC {mean:.3f} by its head")
 
-    rows = cells_of(output(capsys, "compare", outcome.folder).out)
-    names = [row[0] for row in rows]
-    assert [name for name in names if name.endswith(": mean")][:2] == [
-        "prototype/auc: mean",
-        "head/auc: mean",
-    ]
-    assert ["head/auc: mean", f"{mean:.4f}"] in rows
+    assert f"{mean:.4f}" in output(capsys, "compare", outcome.folder).out
     (group,) = told(capsys, "compare", str(outcome.folder))["groups"]
     assert (group["figure"], group["mean"]) == ("final head/auc", mean)
     compared = output(capsys, "compare", outcome.folder, "--what", "head/label-auc/3").out

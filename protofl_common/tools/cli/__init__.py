@@ -6,11 +6,11 @@ imports only the chosen subcommand, no Flower but for `run`, `table`, `site`, `s
 `doctor`, and no PyTorch, which takes seconds, to read figures.
 """
 
-import argparse
 import os
 import signal
 import sys
 import traceback
+from argparse import REMAINDER, SUPPRESS, ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from importlib import import_module
 from importlib.metadata import version
 from io import TextIOWrapper
@@ -62,16 +62,16 @@ def main(arguments: list[str] | None = None) -> int:
     """
     commands = "\n".join(f"  {name:13}{summary}" for name, summary in COMMANDS.items())
     hint = "protofl COMMAND --help says more; protofl --version names versions."
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="protofl",
         usage="protofl COMMAND …",
         description="Federated learning with class prototypes.",
         epilog=f"commands:\n{commands}\n\n{hint}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=RawDescriptionHelpFormatter,
     )
-    hidden = argparse.SUPPRESS  # the epilog lists the commands
+    hidden = SUPPRESS  # the epilog lists the commands
     parser.add_argument("command", choices=COMMANDS, metavar="COMMAND", help=hidden)
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="…", help=hidden)
+    parser.add_argument("arguments", nargs=REMAINDER, metavar="…", help=hidden)
     if arguments is None:
         arguments = sys.argv[1:]
     if arguments == ["--version"]:
@@ -119,16 +119,16 @@ def program() -> NoReturn:
     sys.exit(status)
 
 
-def parser_of(command: str) -> argparse.ArgumentParser:
+def parser_of(command: str) -> ArgumentParser:
     """Return the parser of a subcommand; its file's docstring is the text of ``--help``."""
     module = import_module(f"{__name__}.{command}")
-    parser = argparse.ArgumentParser(f"protofl {command}", description=module.__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser = ArgumentParser(f"protofl {command}", description=module.__doc__)
+    parser.formatter_class = RawDescriptionHelpFormatter
     module.add_arguments(parser)
     return parser
 
 
-def parsed(command: str, arguments: list[str]) -> argparse.Namespace:
+def parsed(command: str, arguments: list[str]) -> Namespace:
     """Parse a subcommand's arguments; from now on the modules of ``--allow-python`` are allowed.
 
     Arguments that a command does not know end the process with status 2, unless the command hands

@@ -17,9 +17,10 @@ the end of the simulation; if the model is private, the server has less. Other a
 more: a result of 0 is no proof of safety.
 """
 
-import argparse
 import json
 import math
+from argparse import ArgumentParser, Namespace
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,7 +28,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from rich.console import Console
 from torch import Tensor
 
 from protofl_common.basics.files import write_text
@@ -58,15 +58,15 @@ SIZES = {
 Floats = NDArray[np.float64]
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="folder of a run, or its name in runs/")
     add_allow_python(parser, "the run", backbones=True)
 
 
-def act(arguments: argparse.Namespace) -> None:
+def act(arguments: Namespace) -> None:
     """Audit the run, and print the findings as a table."""
     rows = audit(run_named(arguments.run), arguments.allow_backbones)
-    Console().print(audit_table(rows).on_terminal())
+    audit_table(rows).show()
 
 
 class Candidates(NamedTuple):
@@ -122,10 +122,6 @@ def finding(groups: Iterable[Candidates]) -> Finding | None:
     )
 
 
-Scored = tuple[str, Candidates]
-"""An attack, and the candidates of one class of one client, as it scored them."""
-
-
 def audit(folder: Path, allow_backbones: str = "") -> list[dict[str, Any]]:
     """Attack a finished simulation, and write the findings into its folder, for the run's page.
 
@@ -157,7 +153,7 @@ def audit(folder: Path, allow_backbones: str = "") -> list[dict[str, Any]]:
         checkpoint = newest_undamaged(folder, complaint=f"{folder}: no folder of a run")
         noisy_moments = sent_in(checkpoint.state)
 
-    scored: list[Scored] = []
+    of_attacks: dict[str, list[Candidates]] = defaultdict(list)
     for number, site in enumerate(in_order(run.sites)):
         data, predictor = _data_and_model(run, settings, number, site, allow_backbones)
         sent: Prototypes | None
@@ -165,9 +161,10 @@ def audit(folder: Path, allow_backbones: str = "") -> list[dict[str, Any]]:
             sent = _class_means_sent(folder, settings, site, data, predictor, noisy_moments)
         else:
             sent = _prototypes_sent(run, site)
-        scored += _scores(data, predictor, sent, settings)
+        for attack, candidates in _scores(data, predictor, sent, settings):
+            of_attacks[attack].append(candidates)
 
-    rows = _rows(scored)
+    rows = _rows(of_attacks)
     if not rows:
         raise SettingsError(
             f"{folder}: nothing to attack: no prototypes or weights, or no test samples"
@@ -176,11 +173,8 @@ def audit(folder: Path, allow_backbones: str = "") -> list[dict[str, Any]]:
     return rows
 
 
-def _rows(scored: list[Scored]) -> list[dict[str, Any]]:
+def _rows(of_attacks: dict[str, list[Candidates]]) -> list[dict[str, Any]]:
     """Return a row for each attack and range of class sizes (`SIZES`) that has candidates."""
-    of_attacks: dict[str, list[Candidates]] = {}
-    for attack, candidates in scored:
-        of_attacks.setdefault(attack, []).append(candidates)
     rows = []
     for attack, groups in of_attacks.items():
         for sizes, (least, most) in SIZES.items():
@@ -263,7 +257,7 @@ def _prototypes_sent(run: RecordedRun, site: str) -> Prototypes | None:
 @torch.no_grad()
 def _scores(
     data: ClientData, predictor: Predictor, sent: Prototypes | None, settings: Settings
-) -> Iterator[Scored]:
+) -> Iterator[tuple[str, Candidates]]:
     """Score the training and test samples of a client, for each of its classes, by each attack.
 
     Classes without training samples are left out. A higher score is a likelier member. ``sent`` are

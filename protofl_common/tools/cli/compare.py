@@ -1,6 +1,6 @@
 """Finished runs side by side. Runs of the same settings but for the seed are a group.
 
-  protofl compare runs/one runs/another             # figures, and the settings in which they differ
+  protofl compare runs/one runs/another
   protofl compare runs/tables/runs                        # all finished runs in a folder, by groups
   protofl compare runs --against runs/local-1 --figures all --latex all.tex
 
@@ -12,30 +12,16 @@ With --figures DIR it draws, as SVG and PDF: intervals (the means with intervals
 rounds, with a band over the seeds) and boxes (over the clients).
 """
 
-import argparse
 import sys
+from argparse import ArgumentParser, Namespace
 from itertools import chain
 from pathlib import Path
 
-from rich.console import Console
-
 from protofl_common.basics.files import write_text
-from protofl_common.basics.text import human_bytes, human_seconds, printable
-from protofl_common.config.options import Config, SettingsError
-from protofl_common.config.sections import keys_that_change
-from protofl_common.runs.figures import (
-    HIDDEN,
-    MEASURES,
-    Table,
-    best_text,
-    cells,
-    counted,
-    results_of,
-)
-from protofl_common.runs.folder import RunFolder, Summary, reading
-from protofl_common.runs.over_clients import in_percent
-from protofl_common.tasks import task_with
-from protofl_common.tasks.metrics import KINDS
+from protofl_common.basics.text import printable
+from protofl_common.config.options import SettingsError
+from protofl_common.runs.figures import Table
+from protofl_common.runs.folder import reading
 from protofl_common.tools.arguments import FIGURES_HELP, add_json, print_json, run_named
 from protofl_common.tools.tables.figure import COUNTS, LEGAL, Figure
 from protofl_common.tools.tables.groups import (
@@ -56,7 +42,7 @@ from protofl_common.tools.tables.groups import (
 FIGURE_PARTS = ("what", "when", "over")  # options that say which figure is compared
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: ArgumentParser) -> None:
     runs = "a run's folder or name in runs/, or a folder of runs"
     parser.add_argument("runs", nargs="+", metavar="RUN", help=runs)
     against = "a run of the group that others are compared with (the first)"
@@ -70,38 +56,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
 
 
-def act(arguments: argparse.Namespace) -> None:
-    """Print the comparison, of single runs or of groups, and write the files that are asked for."""
+def act(arguments: Namespace) -> None:
+    """Print the comparison, and write the files that are asked for."""
     folders = run_folders([run_named(run) for run in arguments.runs])
-    parts = {}
-    for part in FIGURE_PARTS:
-        if getattr(arguments, part):
-            parts[part] = getattr(arguments, part)
+    given = vars(arguments)
+    parts = {part: given[part] for part in FIGURE_PARTS if given[part]}
     figure = Figure.of(parts, "compare") if parts else None
     groups = grouped(folders, figure)
     if arguments.against:
-        first = _group_of(arguments.against, folders, figure)
+        run = run_named(arguments.against)
+        if run.resolve() not in [folder.resolve() for folder in folders]:
+            raise SettingsError(
+                f"--against {arguments.against}: must be one of the runs that are compared"
+            )
+        (first,) = grouped([run], figure)
         chosen = (first.settings, first.clients)
         # to the front: False sorts before True, and the others keep their order
         groups.sort(key=lambda group: (group.settings, group.clients) != chosen)
 
-    one_run_each = len(groups) == len(folders)
+    tables = (table_of(groups), costs_of(groups))
     if arguments.json:
-        reference = groups[0]
-        print_json("compare", {"groups": [_as_dict(group, reference) for group in groups]})
-    elif one_run_each and not (arguments.against or parts):
-        Console().print(comparison(folders).on_terminal())
-        if len(groups) > 1:
-            print(
-                "One run each: a difference may be chance. "
-                "Repeat them with seed=1, seed=2, … to see intervals."
-            )
+        print_json("compare", {"groups": [_as_dict(group, groups[0]) for group in groups]})
     else:
-        Console().print(table_of(groups).on_terminal())
-        Console().print(costs_of(groups).on_terminal())
+        for table in tables:
+            table.show()
 
     if arguments.latex:
-        tables = (table_of(groups), costs_of(groups))
         write_text(arguments.latex, "\n".join(table.as_latex() for table in tables))
         print(arguments.latex, file=sys.stderr)
     if arguments.figures:
@@ -131,15 +111,6 @@ def _units(groups: list[Group]) -> str:
     return "\n".join(dict.fromkeys(units))  # each once
 
 
-def _group_of(name: str, folders: list[Path], figure: Figure | None) -> Group:
-    """Return the group of the run that --against names; SettingsError if it is not compared."""
-    run = run_named(name)
-    if run.resolve() not in [folder.resolve() for folder in folders]:
-        raise SettingsError(f"--against {name}: must be one of the runs that are compared")
-    (group,) = grouped([run], figure)
-    return group
-
-
 def table_of(groups: list[Group]) -> Table:
     """Return the table of groups, a row for each; differences are from the first group."""
     entries = []
@@ -166,7 +137,11 @@ def table_of(groups: list[Group]) -> Table:
 
 def costs_of(groups: list[Group]) -> Table:
     """Return a row for each group: what its runs have cost, on average."""
-    rows = [[printable(group.name), *cost_cells(group.runs.values())] for group in groups]
+    rows = []
+    for group in groups:
+        name = printable(group.name)
+        with reading(f"{name}: not the figures of a run"):
+            rows.append([name, *cost_cells(group.runs.values())])
     return Table(("group", *COSTS), rows, ABOUT_COSTS, "what it costs")
 
 
@@ -187,97 +162,3 @@ def _as_dict(group: Group, reference: Group) -> dict[str, object]:
         "difference": gain and gain.as_dict(test=True),
         "note": note,
     }
-
-
-def comparison(folders: list[Path]) -> Table:
-    """Return the table of single runs, a column for each.
-
-    Figures come first, then the settings that are not the same in all runs.
-    """
-    summaries = [RunFolder(folder).finished_summary() for folder in folders]
-    metrics = _metrics_that_are_results(folders, summaries)
-    columns = []
-    settings = []
-    for folder, summary in zip(folders, summaries, strict=True):
-        columns.append(_figures(folder, summary, metrics))
-        versions: Config = {
-            "division": summary.get("division", 1),  # the first version of the code wrote none
-            "data": summary.get("data", "–"),
-        }
-        settings.append(summary["settings"] | versions)
-
-    # all columns have the same figures in the same order
-    rows = [[name, *(column[name] for column in columns)] for name in columns[0]]
-    rows += _different_settings(settings)
-
-    notes = []
-    for summary in summaries:
-        # secure aggregation leaves no figures of single clients, so there is no deviation
-        if any("std" not in figures for figures in summary["accuracy"].values()):
-            notes.append(f"Without a std: {HIDDEN}")
-        says_right = task_with(summary["settings"]).says_right
-        if says_right != "accuracy":
-            notes.append(f"{' and '.join(KINDS)}, in percent: {says_right}")
-    heads = [folder.resolve().name for folder in folders]
-    return Table(["", *heads], rows, "\n".join(dict.fromkeys(notes)))  # each once
-
-
-def _metrics_that_are_results(folders: list[Path], summaries: list[Summary]) -> list[str]:
-    """Return the names of the metrics that are the result of any of the runs, such as head/auc."""
-    names: dict[str, None] = {}
-    for folder, summary in zip(folders, summaries, strict=True):
-        with reading(f"{folder}: not the figures of a run"):
-            for result in results_of(summary).values():
-                if not in_percent(result.name):
-                    names[result.name] = None
-    return list(names)
-
-
-def _different_settings(settings: list[Config]) -> list[list[str]]:
-    """Return a row, key and values, for each setting that is not the same in all runs.
-
-    Left out are settings that only name a run.
-    """
-    keys = dict.fromkeys(chain(*settings))  # each once, in order
-    rows = []
-    for key in keys:
-        values = [str(run_settings.get(key, "–")) for run_settings in settings]
-        if len(set(values)) > 1 and key not in keys_that_change("name"):
-            rows.append([key, *values])
-    return rows
-
-
-def _figures(folder: Path, summary: Summary, metrics: list[str]) -> dict[str, str]:
-    """Return a run's column of the comparison: the name of each figure, and its text.
-
-    ``metrics`` stand before the accuracies. SettingsError where the ``summary`` is not that of a
-    run.
-    """
-    with reading(f"{folder}: not the figures of a run"):
-        figures = {name: str(summary[name]) for name in ("algorithm", "rounds")}
-        networks = [client["arch"] for client in summary["clients"].values()]
-        figures["clients"] = counted(networks)
-        for metric in metrics:
-            texts = cells(summary.get("metrics", {}).get(metric, {}), factor=1, digits=4)
-            figures |= _named(metric, texts)
-        for kind in KINDS:
-            figures |= _named(kind, cells(summary["accuracy"].get(kind, {})))
-            best = summary["best-accuracy"].get(kind)
-            figures[f"{kind}: best"] = best_text(best) if best else "–"
-        for direction, size in summary["bytes"].items():
-            figures[f"bytes {direction}"] = human_bytes(size)
-        figures["seconds"] = human_seconds(summary["seconds"])
-        figures["seconds per round"] = human_seconds(summary["seconds-per-round"])
-        # a reply that came late is not counted twice: it was missing in its own round
-        lost = summary["trouble"] | {"late": 0}
-        figures["lost replies"] = str(sum(lost.values()))
-        return figures
-
-
-def _named(figure: str, texts: list[str]) -> dict[str, str]:
-    """Return the texts of a figure's `MEASURES` by the names of their rows."""
-    named = {}
-    for measure, text in zip(MEASURES, texts, strict=True):
-        name = "by-samples" if measure == "weighted" else measure
-        named[f"{figure}: {name}"] = text
-    return named

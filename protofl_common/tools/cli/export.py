@@ -2,23 +2,22 @@
 are.
 
 protofl export runs/20261121-103501-fedproto-mnist-4711 --site site-3 --out model
-protofl export /var/lib/protofl/myrun --out model --onnx
+protofl export /var/lib/protofl/myrun-4711 --out model --onnx
 
 RUN is the folder of a simulated run, or on a site's own machine the run's folder in its state-dir.
 A run has models once its last round is evaluated. README.md beside the model says from which data
 it learnt, its figures, and by which data it was chosen.
 """
 
-import argparse
 import math
+from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from protofl_common.basics.files import write_text
-from protofl_common.basics.text import in_order, printable, with_run_id
+from protofl_common.basics.text import in_order, printable
 from protofl_common.config.options import SettingsError
-from protofl_common.config.python_names import is_python_name, module_of
 from protofl_common.config.sections import keys_that_change
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.settings import default_run_config
@@ -34,12 +33,9 @@ README = "README.md"
 UNTESTED = "nothing measured: no test samples, or too few of each class (min-class-samples)"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
-        "run",
-        type=Path,
-        metavar="RUN",
-        help="folder of a run, or of a run in a site's state-dir",
+        "run", metavar="RUN", help="folder of a run, or of a run in a site's state-dir"
     )
     parser.add_argument("--site", default="", help="whose model; needless where there is but one")
     parser.add_argument(
@@ -64,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_allow_python(parser, "the model")
 
 
-def act(arguments: argparse.Namespace) -> None:
+def act(arguments: Namespace) -> None:
     """Write the model, its card and a README.md into the folder ``--out``, and print its facts."""
     from protofl_common.maths.prototypes import unknown_above
     from protofl_common.models.trained import TrainedModel
@@ -72,9 +68,10 @@ def act(arguments: argparse.Namespace) -> None:
 
     if not 0 <= arguments.unknown < 1:
         raise SettingsError(f"--unknown {arguments.unknown}: must be at least 0 and below 1")
-    run = _folder_of_run(arguments.run)
+    run = run_named(arguments.run)
     file = _model_file(run, arguments.site, BEST if arguments.best else WEIGHTS)
     model = TrainedModel.read(file)
+    card = model.card
     limit = unknown_above(model.distances, arguments.unknown)
 
     written = [WEIGHTS, CARD, README]
@@ -83,18 +80,22 @@ def act(arguments: argparse.Namespace) -> None:
         write_onnx(model, arguments.out / ONNX)
         written.append(ONNX)
     model.export(arguments.out, limit)
-    facts = _facts(model.card, RunFolder(run).summary())
+    facts = _facts(card, RunFolder(run).summary())
     if math.isfinite(limit):  # infinite with --unknown 0, or where too few samples tell a limit
         facts["unknown"] = f"what is farther than {limit:.4g} from every prototype"
-    write_text(arguments.out / README, _readme(model.card, facts))
+    page = PAGE.format(
+        site=card.site,
+        facts=_table(facts),
+        noun=card.task.noun,
+        says=card.task.says,
+        figures=_figures(card),
+    )
+    write_text(arguments.out / README, page)
 
-    for name, fact in (facts | _accuracies(model.card)).items():
+    for name, fact in (facts | _accuracies(card)).items():
         print(f"{name}: {printable(fact)}")
     print(f"{arguments.out}: {', '.join(written)}")
-    option = ""
-    if is_python_name(model.card.arch):  # a network of the user's own, whose module is imported
-        option = f" --allow-python {module_of(model.card.arch)}"
-    print(f"try: protofl predict {arguments.out} FILE…{option}")
+    print(f"try: protofl predict {arguments.out} FILE…")
 
 
 def _accuracies(card: "ModelCard") -> dict[str, str]:
@@ -104,25 +105,6 @@ def _accuracies(card: "ModelCard") -> dict[str, str]:
     says_right = card.task.says_right
     what = "right" if says_right == "accuracy" else says_right
     return {f"{what} by {way}": f"{100 * share:.2f} %" for way, share in card.accuracy.items()}
-
-
-def _folder_of_run(path: Path) -> Path:
-    """Return the folder of the run that the user names by its path, or by its name in ``runs/``.
-
-    In a site's state-dir a folder's name ends in the number of the Flower run, which may be left
-    out where only one Flower run had the name; SettingsError where several had it.
-    """
-    runs = {run.name: run for run in path.parent.glob("*") if (run / "clients").is_dir()}
-    of_this_name = [runs[name] for name in with_run_id(path.name, runs)]
-    if path.is_dir() or not of_this_name:
-        return run_named(str(path))
-    if len(of_this_name) > 1:
-        by_age = sorted(of_this_name, key=lambda run: run.stat().st_mtime)
-        names = ", ".join(str(run) for run in by_age)
-        raise SettingsError(
-            f"{path}: several Flower runs had this name; choose one, the latest is last: {names}"
-        )
-    return of_this_name[0]
 
 
 def models_in(run: Path, name: str = WEIGHTS) -> dict[str, Path]:
@@ -145,9 +127,9 @@ def models_in(run: Path, name: str = WEIGHTS) -> dict[str, Path]:
         sites = ", ".join(in_order(summary["clients"]))
         where = (
             f"they stayed with its sites, {sites}: on a site's own machine\n"
-            f"protofl export STATE-DIR/{run.resolve().name} --out model\n"
+            f"protofl export STATE-DIR/{run.resolve().name}-NUMBER --out model\n"
             "STATE-DIR is state-dir in its node config, else the folder runs where its SuperNode "
-            "was started;\n"
+            "was started, and NUMBER is that of the Flower run;\n"
             "if all ran on this machine, they were removed, as protofl table does without "
             "--keep-models"
         )
@@ -187,17 +169,6 @@ person's judgement.
 
 {figures}
 """
-
-
-def _readme(card: "ModelCard", facts: Mapping[str, str]) -> str:
-    """Return the README.md of an exported model, with these facts."""
-    return PAGE.format(
-        site=card.site,
-        facts=_table(facts),
-        noun=card.task.noun,
-        says=card.task.says,
-        figures=_figures(card),
-    )
 
 
 def _facts(card: "ModelCard", summary: Summary | None) -> dict[str, str]:

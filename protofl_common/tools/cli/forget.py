@@ -9,10 +9,10 @@ with operators get it from a run with gaussian.start-from. What the run has meas
 page, with the site's name.
 """
 
-import argparse
 import getpass
 import json
 import time
+from argparse import ArgumentParser, Namespace
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -37,7 +37,7 @@ NOTE = ", less forgotten sites; figures are from before that"
 """It follows the run's name on the card of a model with a new head."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="folder of a run, or its name in runs/")
     parser.add_argument("--site", required=True, help="the site that withdraws")
     by = "by whose request, for the record (default: your user name)"
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_allow_python(parser, "the run")
 
 
-def act(arguments: argparse.Namespace) -> None:
+def act(arguments: Namespace) -> None:
     """Take a site out of the newest checkpoint and the models of a run, and print who is left.
 
     Older checkpoints are removed, as they still have what the site sent.
@@ -78,8 +78,7 @@ def act(arguments: argparse.Namespace) -> None:
             older.unlink()
 
     print(f"{site}: taken out; left: {', '.join(in_order(sent))}")
-    refitted = f", {models} models with the new head" if models else ""
-    print(f"{run}: {RECORD}, checkpoint{refitted}")
+    print(f"{run}: {RECORD}, checkpoint, {models} models with the new head")
 
 
 def _record(run: Path, site: str, by: str, left: list[str]) -> None:

@@ -5,7 +5,7 @@ protofl list
 protofl list partitions
 """
 
-import argparse
+from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping
 
 from rich.console import Console
@@ -21,13 +21,13 @@ from protofl_common.tools.arguments import add_json, print_json
 from protofl_common.wire.schema import Declared
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: ArgumentParser) -> None:
     names = ", ".join(lists())
     parser.add_argument("what", nargs="?", choices=tuple(lists()), metavar="WHAT", help=names)
     add_json(parser)
 
 
-def act(arguments: argparse.Namespace) -> None:
+def act(arguments: Namespace) -> None:
     """Print the list that is asked for, or all."""
     chosen = lists()
     if arguments.what is not None:

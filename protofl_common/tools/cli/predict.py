@@ -27,7 +27,6 @@ label [N] of each; --figures DIR draws, as SVG and PDF, a confusion matrix for e
 and features (a map by t-SNE; of fewer than 50 samples by principal components).
 """
 
-import argparse
 import csv
 import json
 import math
@@ -35,6 +34,7 @@ import os
 import re
 import sys
 import warnings
+from argparse import ArgumentParser, Namespace
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -43,8 +43,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from PIL import Image
-from rich.console import Console
-from rich.progress import track
 
 from protofl_common.basics.files import replacing
 from protofl_common.basics.text import in_order, printable
@@ -86,7 +84,7 @@ Row = dict[str, Any]  # column -> text, number, truth value, or None
 AddRows = Callable[[Sequence[Row]], None]
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "model", type=Path, metavar="MODEL", help="folder that protofl export wrote, or of a run"
     )
@@ -119,7 +117,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_allow_python(parser, "the model", backbones=True)
 
 
-def act(arguments: argparse.Namespace) -> int:
+def act(arguments: Namespace) -> int:
     """Predict the files, or without any the test samples of a run; return the exit status."""
     if not arguments.files:
         return _predict_run(arguments)
@@ -134,7 +132,7 @@ def act(arguments: argparse.Namespace) -> int:
 
 
 # -- files
-def _predict_files(arguments: argparse.Namespace) -> int:
+def _predict_files(arguments: Namespace) -> int:
     """Predict each input of the files; return 0, or `SOME_LEFT_OUT`.
 
     Print a table, or with --json lines of JSON; with --out, write a CSV file and print no table.
@@ -143,34 +141,27 @@ def _predict_files(arguments: argparse.Namespace) -> int:
     from protofl_common.tools.inference import Predictor  # PyTorch, seconds
 
     files = _files(arguments.files)
-    console = Console(stderr=True)
     # PIL warns of odd metadata; only whether the pixels can be read matters here
     warnings.filterwarnings("ignore", module="PIL")
     predictor = Predictor.load(arguments.model, arguments.device, arguments.allow_backbones)
     by = predictor.chosen_inference(arguments.by)
     shows_table = not arguments.json and not arguments.out
-    # a bar would stand between the lines of the result on the same screen
-    prints_on_screen = not arguments.out and sys.stdout.isatty()
-    hides_progress = not console.is_terminal or prints_on_screen
 
     problems: dict[str, str] = {}
     with rows_file(arguments.out) if arguments.out else nullcontext() as add_rows:
         if shows_table:
             print(LINE.format(f"class (by {by})", "probability", "nearest", "distance", "file"))
-        batches = read_batches(files, predictor.card)
-        count = math.ceil(len(files) / FILES_PER_BATCH)
-        for samples in track(batches, "files", count, console=console, disable=hides_progress):
+        for samples in read_batches(files, predictor.card):
             rows = _rows_of_samples(samples, predictor, by)
             problems |= samples.problems
             if add_rows and rows:
                 add_rows(rows)
             if arguments.json:
-                for row in rows:
+                rows += [{"file": file, "error": why} for file, why in samples.problems.items()]
+            for row in rows:
+                if arguments.json:
                     print(json.dumps(row))
-                for file, reason in samples.problems.items():
-                    print(json.dumps({"file": file, "error": reason}))
-            elif shows_table:
-                for row in rows:
+                elif shows_table:
                     print(_table_line(row))
         for file, reason in problems.items():
             print(f"left out: {_one_line(file)}: {printable(reason)}", file=sys.stderr)
@@ -296,7 +287,7 @@ def _one_line(text: str) -> str:
 
 
 # -- a simulated run
-def _predict_run(arguments: argparse.Namespace) -> int:
+def _predict_run(arguments: Namespace) -> int:
     """Predict the test samples of every client of a run into a CSV file, and return 0.
 
     With --features or --figures, write the samples' features, or draw them, too. SettingsError for
@@ -351,9 +342,7 @@ class Client(NamedTuple):
     labels_N: np.ndarray
 
 
-def _open_client(
-    file: Path, settings: Settings, clients: int, arguments: argparse.Namespace
-) -> Client:
+def _open_client(file: Path, settings: Settings, clients: int, arguments: Namespace) -> Client:
     """Read the model in ``file``, and find the test samples of its client."""
     from protofl_common.models.trained import TrainedModel
     from protofl_common.tools.inference import Predictor
@@ -409,7 +398,7 @@ def _write_features_and_figures(
     rows: Sequence[Row],
     features_ND: np.ndarray,
     classes: Sequence[str],
-    arguments: argparse.Namespace,
+    arguments: Namespace,
 ) -> None:
     """Write the features [N, D] of all clients' test samples, and draw the figures, as asked.
 

@@ -7,7 +7,7 @@ protofl report runs/mine --figures mine                         (each figure als
 Of several runs each has its own folder of figures, DIR/NAME.
 """
 
-import argparse
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from protofl_common.report.page import save_figures, write_report
@@ -15,14 +15,14 @@ from protofl_common.runs.folder import reading
 from protofl_common.tools.arguments import FIGURES_HELP, run_named
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "runs", nargs="+", metavar="RUN", help="folder of a run, or its name in runs/"
     )
     parser.add_argument("--figures", type=Path, metavar="DIR", help=FIGURES_HELP)
 
 
-def act(arguments: argparse.Namespace) -> None:
+def act(arguments: Namespace) -> None:
     """Write the page of each run, and print its path."""
     for run in arguments.runs:
         folder = run_named(run)

@@ -3,18 +3,14 @@
 protofl runs                # those in runs/
 """
 
-import argparse
+import sys
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
 
-from rich.box import SIMPLE
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
-
 from protofl_common.basics.text import human_bytes, printable
 from protofl_common.config.options import SettingsError
-from protofl_common.runs.figures import best_text, results_of
+from protofl_common.runs.figures import Table, best_text, results_of
 from protofl_common.runs.folder import MALFORMED
 from protofl_common.runs.over_clients import in_percent
 from protofl_common.tools.arguments import RUNS, add_json, print_json
@@ -24,13 +20,13 @@ NOTE = "Mean test accuracy over the clients, %; @ after which round."
 NOTE_ON_SEVERAL_LABELS = " Where a run has an AUC, its accuracy is exact match."
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: ArgumentParser) -> None:
     about = "the folder of runs (runs)"
     parser.add_argument("folder", nargs="?", type=Path, default=RUNS, metavar="DIR", help=about)
     add_json(parser)
 
 
-def act(arguments: argparse.Namespace) -> None:
+def act(arguments: Namespace) -> None:
     """Print the runs; one whose files are malformed is named on stderr, and left out."""
     if not arguments.folder.is_dir():
         cure = f"runs are in {RUNS} unless out-dir says otherwise"
@@ -41,11 +37,11 @@ def act(arguments: argparse.Namespace) -> None:
             runs.append(_as_dict(run))
         except MALFORMED as error:  # hides no other run
             reason = f"{type(error).__name__}: {error}"
-            Console(stderr=True).print(plain(f"left out: {run.path}: {reason}"))
+            print(printable(f"left out: {run.path}: {reason}"), file=sys.stderr)
     if arguments.json:
         print_json("runs", {"runs": runs})
     else:
-        Console().print(_table(runs))
+        _table(runs).show()
 
 
 def _as_dict(run: KnownRun) -> dict[str, Any]:
@@ -71,9 +67,8 @@ def _as_dict(run: KnownRun) -> dict[str, Any]:
         final = []
         best = []
 
-    dataset = str(settings.get("dataset", ""))
-    if settings.get("partition") == "own":
-        dataset = "own data of the sites"
+    has_own_data = settings.get("partition") == "own"
+    dataset = "own data of the sites" if has_own_data else str(settings.get("dataset", ""))
     return {
         "name": run.path.name,
         "folder": str(run.path),
@@ -85,35 +80,20 @@ def _as_dict(run: KnownRun) -> dict[str, Any]:
         "wanted": wanted_rounds,
         "best": ", ".join(best),
         "final": ", ".join(final),
-        "bytes": _bytes_in(run.path),
+        "bytes": run.bytes,
         "days": run.age / SECONDS_PER_DAY,
     }
 
 
-def _bytes_in(folder: Path) -> int:
-    files = [file for file in folder.rglob("*") if not file.is_dir()]
-    return sum(file.lstat().st_size for file in files)  # of a link only the link
-
-
 def _table(runs: list[dict[str, Any]]) -> Table:
-    """Return the table of runs for a terminal."""
-    columns = ("run", "final", "best", "size")
     note = NOTE
     if any("/" in run["final"] for run in runs):
         note += NOTE_ON_SEVERAL_LABELS
-    table = Table(*columns, box=SIMPLE, pad_edge=False, caption=note, caption_justify="left")
+    rows = []
     for run in runs:
-        name = plain(run["name"])
-        facts = plain(f"{run['algorithm']} · {run['dataset']} · seed {run['seed']}")
-        rounds = plain(f"{run['rounds']}/{run['wanted']} rounds, {run['state']}")
-        # a line for each way to predict
-        final = plain(run["final"]).replace(", ", "\n")
-        best = plain(run["best"]).replace(", ", "\n")
+        about = f"{run['algorithm']} · {run['dataset']} · seed {run['seed']}"
+        rounds = f"{run['rounds']}/{run['wanted']}, {run['state']}"
         size = human_bytes(run["bytes"])
-        table.add_row(f"{name}\n[dim]{facts}\n{rounds}", final, best, size)  # dim from there on
-    return table
-
-
-def plain(text: object) -> str:
-    """Return ``text`` for a terminal, without a stranger's markup and control characters."""
-    return escape(printable(str(text)))
+        rows.append([run["name"], about, rounds, run["final"], run["best"], size])
+    columns = ("run", "about", "rounds", "final", "best", "size")
+    return Table(columns, rows, note, words=range(5))  # all but the size

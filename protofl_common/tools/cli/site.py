@@ -4,11 +4,12 @@ Whatever a run brings, the site executes the code that is installed on it; flowe
 would execute the run's code. protofl site ACTION --help says more of each action.
 """
 
-import argparse
 import os
 import socket
 import sys
-from collections.abc import Callable, Mapping
+import threading
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
 from dataclasses import asdict
 from datetime import date
 from pathlib import Path
@@ -16,7 +17,7 @@ from pathlib import Path
 from client_app.site.audit import AuditError
 from client_app.site.consent import APPROVED, DENIED, FOLDER, KEY_FILE, PATCH, site_key
 from client_app.site.record import LedgerError, StateError
-from protofl_common.config.options import Config, Scalar, SettingsError
+from protofl_common.config.options import Config, SettingsError, Values
 from protofl_common.experiment.node import ON_TROUBLE, NodeConfig, site_folder, site_name
 from protofl_common.experiment.study import key_as_text
 from protofl_common.tools.arguments import (
@@ -26,10 +27,10 @@ from protofl_common.tools.arguments import (
     read_assignments,
     read_recipe,
 )
+from protofl_common.tools.cli.retain import add_days, days_ago
+from protofl_common.tools.cli.retain import show as show_removed
 from protofl_common.tools.executor import START_METHOD
 from protofl_common.tools.findings import WRONG, nearest_existing, show
-from protofl_common.tools.retention import add_days, days_ago
-from protofl_common.tools.retention import show as show_removed
 from protofl_common.tools.site import approvals, stored
 from protofl_common.tools.site.node import (
     add_node_config,
@@ -40,15 +41,15 @@ from protofl_common.tools.site.node import (
     supernode_words,
 )
 
-Action = Callable[[argparse.Namespace], int | None]
+Action = Callable[[Namespace], int | None]
 READ_ONLY = ("check", "status", "requests", "audit")  # actions that write nothing
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: ArgumentParser) -> None:
     """Add a subparser for each action; the functions below have the actions' names."""
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
 
-    def add(function: Action, summary: str) -> argparse.ArgumentParser:
+    def add(function: Action, summary: str) -> ArgumentParser:
         """Add the action that ``function`` does, with --node-config, and return its parser."""
         action = actions.add_parser(function.__name__, help=summary, description=summary)
         action.set_defaults(function=function, parser=action)
@@ -126,7 +127,7 @@ def day(text: str) -> date:
     return date.fromisoformat(text)
 
 
-def act(arguments: argparse.Namespace) -> int | None:
+def act(arguments: Namespace) -> int | None:
     """Check the node config, and do the action; return its exit status, None for 0.
 
     Every action finds the node config in ``arguments.node``.
@@ -149,7 +150,7 @@ def act(arguments: argparse.Namespace) -> int | None:
         raise SettingsError(str(error)) from error
 
 
-def _check_owner(action: str, node: Mapping[str, Scalar]) -> None:
+def _check_owner(action: str, node: Values) -> None:
     """Raise SettingsError if root would write into another user's folder.
 
     The SuperNode of that user could not read what root had written there.
@@ -163,14 +164,13 @@ def _check_owner(action: str, node: Mapping[str, Scalar]) -> None:
         )
 
 
-def run(arguments: argparse.Namespace) -> None:
+def run(arguments: Namespace) -> None:
     """Check port, network, folders and programs, and be the SuperNode until it ends.
 
     SettingsError where the port cannot be opened. All else that is wrong is only printed.
     """
-    from protofl_common.tools.site.check import folders, network, programs
+    from protofl_common.tools.site.check import folders, network, programs, watch
     from protofl_common.tools.site.supernode import start
-    from protofl_common.tools.site.watch import Watch
 
     host = arguments.host
     port = arguments.port
@@ -185,12 +185,12 @@ def run(arguments: argparse.Namespace) -> None:
         if finding.level == WRONG:
             line = f"protofl: {finding.level} {finding.topic}: {finding.text}"
             print(line, file=sys.stderr, flush=True)
-    if ON_TROUBLE in arguments.node:
-        Watch(arguments).start()
+    if ON_TROUBLE in node:
+        threading.Thread(target=watch, args=[arguments], daemon=True).start()
     start(supernode_words(arguments), f"{host}:{port}", arguments.start_method)
 
 
-def check(arguments: argparse.Namespace) -> int:
+def check(arguments: Namespace) -> int:
     """Print the findings on this machine for a run of these settings; return 1 if one is wrong."""
     from protofl_common.tools.site.check import findings
 
@@ -207,7 +207,7 @@ def check(arguments: argparse.Namespace) -> int:
     return show("site check", listed, arguments.json)
 
 
-def status(arguments: argparse.Namespace) -> int:
+def status(arguments: Namespace) -> int:
     """Print what the site keeps and what its ledgers have spent; return 1 if one is wrong."""
     node = arguments.node
     kept = stored.stored_at(node)
@@ -221,22 +221,22 @@ def status(arguments: argparse.Namespace) -> int:
         spent = [line for line in ledgers if line not in wrong]
         print_json("site status", {"kept": rows, "ledgers": spent, "wrong": wrong})
     else:
-        print(*kept, *ledgers, *stored.free_space(node), sep="\n")
+        print(*kept, *ledgers, sep="\n")
     return int(bool(wrong))
 
 
-def purge(arguments: argparse.Namespace) -> None:
+def purge(arguments: Namespace) -> None:
     for line in stored.purge(arguments.node, arguments.runs):
         print(line)
 
 
-def retain(arguments: argparse.Namespace) -> None:
+def retain(arguments: Namespace) -> None:
     before = days_ago(arguments.days)
     lines = stored.retain_at_site(arguments.node, before, arguments.dry_run)
     show_removed(lines, arguments)
 
 
-def key(arguments: argparse.Namespace) -> None:
+def key(arguments: Namespace) -> None:
     """Print the site's name and public key; make a key if there is none yet."""
     NodeConfig.of(arguments.node)  # for its SettingsError: no study takes a key of a wrong name
     folder = site_folder(arguments.node).absolute()
@@ -247,7 +247,7 @@ def key(arguments: argparse.Namespace) -> None:
     print(f"{site_name(arguments.node)}:{public}")
 
 
-def requests(arguments: argparse.Namespace) -> None:
+def requests(arguments: Namespace) -> None:
     """Print what runs have asked of this site, and how many files of requests cannot be read."""
     folder = site_folder(arguments.node).absolute()
     # those that cannot be read are left out
@@ -271,7 +271,7 @@ def requests(arguments: argparse.Namespace) -> None:
     print(*shown, f"in {folder}", *stored.ledgers_at(arguments.node), sep="\n")
 
 
-def approve(arguments: argparse.Namespace) -> None:
+def approve(arguments: Namespace) -> None:
     """Approve a request within the limits of the command line, and print what is valid now."""
     runs = arguments.runs
     if runs is not None and runs < 1:
@@ -289,11 +289,11 @@ def approve(arguments: argparse.Namespace) -> None:
     print(verdict)
 
 
-def deny(arguments: argparse.Namespace) -> None:
+def deny(arguments: Namespace) -> None:
     print(approvals.decide(arguments.node, arguments.request, DENIED, arguments.key))
 
 
-def audit(arguments: argparse.Namespace) -> int:
+def audit(arguments: Namespace) -> int:
     """Print the audit log and what is wrong with it; return 1 if something is.
 
     With --against, each line must be there of which the server has seen the hash.

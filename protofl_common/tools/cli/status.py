@@ -8,9 +8,9 @@ is offline, the latest run failed or no worker takes it, a run stopped, or the c
 days left.
 """
 
-import argparse
 import sys
 import time
+from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from dataclasses import asdict
 from datetime import datetime
@@ -35,7 +35,7 @@ SOMEBODY_IS_NEEDED = 3  # exit status
 LONGEST_PENDING_SECONDS = 300.0  # in which a worker takes a run, also after a cold start
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: ArgumentParser) -> None:
     superlink = "a SuperLink in Flower's config.toml"
     parser.add_argument("federation", metavar="FEDERATION", help=superlink)
     add_runs(parser)
@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prometheus", action="store_true", help=figures)
 
 
-def act(arguments: argparse.Namespace) -> int:
+def act(arguments: Namespace) -> int:
     """Print the status of the federation; return `SOMEBODY_IS_NEEDED` if somebody is, else 0.
 
     With --node print only that site's number in Flower.
@@ -84,18 +84,15 @@ def needs(federation: Federation, runs: list[KnownRun]) -> Iterator[str]:
     for submission in federation.submissions[:1]:  # none, or the latest
         if submission.status.sub_status == "failed":
             yield f"run {submission.run_id} failed"
-        if submission.status.status == "pending" and _age(submission) > LONGEST_PENDING_SECONDS:
+        submitted = datetime.fromisoformat(submission.pending_at).timestamp()
+        has_waited = time.time() - submitted > LONGEST_PENDING_SECONDS
+        if submission.status.status == "pending" and has_waited:
             yield f"run {submission.run_id} is pending: does protofl worker run?"
     for run in stopped_runs(runs):
         yield f"{run.path} stopped"
     days = federation.endpoint.days
     if days is not None and days < FEW_DAYS:
         yield f"the certificate has {days} days left"
-
-
-def _age(submission: Run) -> float:
-    """Return the seconds since a run was submitted."""
-    return time.time() - datetime.fromisoformat(submission.pending_at).timestamp()
 
 
 def prometheus(status: dict[str, Any]) -> Iterator[str]:
@@ -173,7 +170,11 @@ def status_lines(federation: Federation, runs: list[KnownRun]) -> Iterator[str]:
         replies = []
         for run_name, known in site.runs.items():
             last = f"last reply: round {known.last} of" if known.last else "no reply yet in"
-            replies.append(f"{last} {run_name}{_trouble(known)}")
+            reply = f"{last} {run_name}"
+            if known.trouble:
+                numbers = [f"{number} {kind}" for kind, number in known.trouble.items()]
+                reply += f"  {', '.join(numbers)}; {known.reason}"  # of the latest trouble
+            replies.append(reply)
         text = "; ".join(replies) or "no reply yet"
         yield f"{site.name:20} {site.node:>20}  {site.state:10}  {text}"
 
@@ -229,12 +230,6 @@ def _submission_line(run: Run) -> str:
 def _state(run: Run) -> str:
     """Return Flower's status of a run, such as "running" or "finished:failed"."""
     return ":".join(filter(None, (run.status.status, run.status.sub_status)))
-
-
-def _trouble(site: KnownSite) -> str:
-    """Say how often a site's replies had each trouble, and why the latest had it; "" for none."""
-    numbers = [f"{number} {kind}" for kind, number in site.trouble.items()]
-    return f"  {', '.join(numbers)}; {site.reason}" if numbers else ""
 
 
 class Site(NamedTuple):

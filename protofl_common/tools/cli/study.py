@@ -11,8 +11,8 @@ study-sites has the sites with their keys. study-until, study-runs and study-pur
 flwr run . --run-config study.toml starts a run of the study.
 """
 
-import argparse
 import re
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from protofl_common.basics.files import write_text
@@ -25,7 +25,7 @@ from protofl_common.tools.ssh_key import private_key
 _SIGNATURE = re.compile(r"^study-(by|signature) *=.*\n?", re.MULTILINE)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("action", choices=("sign", "show"))
     parser.add_argument("file", type=Path, help="a TOML file of run settings")
     parser.add_argument("--key", type=Path, help="sign: your private SSH key, of type ed25519")
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_allow_python(parser, "the file")
 
 
-def act(arguments: argparse.Namespace) -> None:
+def act(arguments: Namespace) -> None:
     """Sign the study if asked to, and print what the sites' operators will read of it."""
     if arguments.action == "sign":
         sign(arguments.file, arguments.key, arguments.by or "")

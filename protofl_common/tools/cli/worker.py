@@ -9,10 +9,10 @@ the folder of all results, readable by its user only, and takes no task but a Se
 that a crash has ended goes on by itself.
 """
 
-import argparse
 import os
 import re
 import sys
+from argparse import ArgumentParser, Namespace
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
@@ -30,14 +30,14 @@ AHEAD = ("server_app.app", "torch", "httpcore", "filelock")
 """Modules that the process of every run needs, imported before it is forked."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: ArgumentParser) -> None:
     """Add the worker's own options; all others are handed to flower-superexec."""
     where = "where the folders of runs are made (runs)"
     parser.add_argument("--out-dir", default="runs", type=Path, help=where)
     add_allow_python(parser, "the settings of any run (callback, dataset)")
 
 
-def act(arguments: argparse.Namespace) -> None:
+def act(arguments: Namespace) -> None:
     """Be the worker: start the thread that resumes crashed runs, and run Flower's loop to its end.
 
     SettingsError for an option that is wrong, and where Flower lacks a name that is needed.
@@ -62,7 +62,7 @@ def act(arguments: argparse.Namespace) -> None:
     require_for_worker()  # here, so that it fails now and not in each run's process
     # this file is also the script that handles a run
     script = [__file__, str(out_dir), modules, START_METHOD]
-    executor = Executor(TaskType.SERVER_APP, script, START_METHOD)
+    executor = Executor(TaskType.SERVER_APP, script)
     os.environ.update(environment_of_own_code())
     Resuming(arguments.flowers, out_dir).start()
     sys.argv = ["flower-superexec", *arguments.flowers]
@@ -81,15 +81,13 @@ def installed_code(out_dir: str) -> AbstractContextManager[None]:
     def settings(_: object, override: Config) -> Config:
         return {**default_run_config(), **override, "out-dir": out_dir}
 
-    return serverapp_process(app_folder(), settings, _run_installed)
+    def run(grid: Any, context: Any, **_: Any) -> Any:
+        from server_app.app import app
 
+        app(grid=grid, context=context)
+        return context
 
-def _run_installed(grid: Any, context: Any, **_: Any) -> Any:
-    """Run the installed ServerApp in the place of Flower's function that loads the bundle's."""
-    from server_app.app import app
-
-    app(grid=grid, context=context)
-    return context
+    return serverapp_process(app_folder(), settings, run)
 
 
 def handle(out_dir: str, arguments: list[str]) -> None:

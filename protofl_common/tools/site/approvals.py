@@ -4,7 +4,6 @@ This is behind ``protofl site requests``, ``approve``, ``deny`` and ``audit``.
 """
 
 import getpass
-import json
 from base64 import b64encode, urlsafe_b64decode
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -22,6 +21,7 @@ from cryptography.hazmat.primitives.serialization import ssh_key_fingerprint
 from client_app.site import audit
 from client_app.site.consent import (
     APPROVED,
+    DECIDED,
     FOLDER,
     PATCH,
     RELEASE,
@@ -38,7 +38,7 @@ from client_app.site.consent import (
 )
 from protofl_common.basics.files import locked
 from protofl_common.basics.text import LONGEST_IN_LOG, in_order, is_plain_name, printable
-from protofl_common.config.options import Scalar, SettingsError
+from protofl_common.config.options import Config, SettingsError, Values
 from protofl_common.config.sections import DANGER_OF_WEIGHTS, protections
 from protofl_common.experiment.node import (
     ON_RECORD,
@@ -67,7 +67,7 @@ from protofl_common.tools.ssh_key import private_key
 from protofl_common.wire.schema import Exchange
 
 
-def describe_requests(node: Mapping[str, Scalar]) -> Iterator[tuple[Request, list[str]]]:
+def describe_requests(node: Values) -> Iterator[tuple[Request, list[str]]]:
     """Yield each request of a site, and lines for people: its state, and what it asks for.
 
     Requests that are decided come before those that wait, and older ones before newer ones.
@@ -75,10 +75,8 @@ def describe_requests(node: Mapping[str, Scalar]) -> Iterator[tuple[Request, lis
     decided_first = sorted(
         requests(site_folder(node)), key=lambda request: (not request.decision, request.asked)
     )
-    approved_signers = set()
-    for request in decided_first:
-        if request.decision == APPROVED and request.study.by:
-            approved_signers.add(request.study.by)
+    approved = [request for request in decided_first if request.decision == APPROVED]
+    approved_signers = {request.study.by for request in approved}
 
     for stored in decided_first:
         request = as_it_counts(stored, node)  # undecided without an operator's signature
@@ -97,7 +95,7 @@ def describe_requests(node: Mapping[str, Scalar]) -> Iterator[tuple[Request, lis
         yield request, [first_line, *(f"    {line}" for line in lines)]
 
 
-def _asked_for(request: Request, node: Mapping[str, Scalar]) -> list[str]:
+def _asked_for(request: Request, node: Values) -> list[str]:
     """Describe what a run asks for, and why this site would refuse it, or a baseline of it."""
     lines = [str(request.study)]  # all that can be said of wrong settings; else it is replaced
     refused = "it"
@@ -111,7 +109,7 @@ def _asked_for(request: Request, node: Mapping[str, Scalar]) -> list[str]:
     return lines
 
 
-def _about_sites(settings: Settings, node: Mapping[str, Scalar]) -> Iterator[str]:
+def _about_sites(settings: Settings, node: Values) -> Iterator[str]:
     """Yield a warning of the sites of a run whose keys are not in this site's ``peers``.
 
     Yield another line if the site will refuse the run because of its sites or its last day.
@@ -162,7 +160,11 @@ def describe_run(settings: Settings) -> Iterator[str]:
     protected, and which settings are not the defaults.
     """
     study = Study.of(settings.given)
-    yield _signed(study)
+    if study.name:
+        signer, _, key = study.by.rpartition(":")
+        yield f"{study}, signed by {signer}, {fingerprint(key)}"
+    else:
+        yield f"{study}: nobody has signed it"
     yield f"purpose    {study.purpose or 'not given'}"
     sites = [f"{name}:{study.sites[name]}" for name in in_order(study.sites)]
     yield f"with       {', '.join(sites) or 'any sites'}"
@@ -170,7 +172,12 @@ def describe_run(settings: Settings) -> Iterator[str]:
     yield f"until      {study.until or 'no end'}; {runs}"
 
     with_baselines = [settings, *baselines_of(settings, settings.given).values()]
-    yield from _leaving(settings, with_baselines)
+    for each in with_baselines:
+        sent = sent_of_model(each.exchange)
+        yield printable(f"leaves     {each.row.title}: in each round {sent}", LONGEST_IN_LOG)
+    for line in sent_always(settings):
+        yield f"           {line}"
+    yield f"           metrics: {printable(settings.run.metrics) or 'accuracy alone'}"
 
     unprotected = ["by nothing: the server sees this site's exact values, maybe of one sample"]
     for line in protections(to_run_config(settings)) or unprotected:
@@ -182,27 +189,6 @@ def describe_run(settings: Settings) -> Iterator[str]:
     if settings.privacy.sums_only and not study.sites:
         yield "           nobody vouches for the other sites: the run names none by its key"
     yield from _changed(with_baselines)
-
-
-def _signed(study: Study) -> str:
-    """Say who has signed a study, with the fingerprint of the key."""
-    if not study.name:
-        return f"{study}: nobody has signed it"
-    signer, _, key = study.by.rpartition(":")
-    return f"{study}, signed by {signer}, {fingerprint(key)}"
-
-
-def _leaving(settings: Settings, with_baselines: list[Settings]) -> Iterator[str]:
-    """Yield lines on what leaves a site: of its model by each algorithm, and in any run.
-
-    ``with_baselines`` are the settings of the run, and of each of its baselines.
-    """
-    for each in with_baselines:
-        sent = sent_of_model(each.exchange)
-        yield printable(f"leaves     {each.row.title}: in each round {sent}", LONGEST_IN_LOG)
-    for line in sent_always(settings):
-        yield f"           {line}"
-    yield f"           metrics: {printable(settings.run.metrics) or 'accuracy alone'}"
 
 
 def sent_of_model(exchange: Exchange) -> str:
@@ -244,7 +230,7 @@ def _changed(with_baselines: list[Settings]) -> Iterator[str]:
     algorithm's own. For all other keys the run's value is shown, and hides nothing: the site makes
     a baseline's settings itself (`baseline_config`), where only settings without effect differ.
     """
-    values: dict[str, Scalar] = {}
+    values: Config = {}
     for settings in reversed(with_baselines):  # the run comes last: its values replace the others
         values |= to_run_config(settings)
     defaults = default_run_config()
@@ -258,7 +244,7 @@ def _changed(with_baselines: list[Settings]) -> Iterator[str]:
 
 
 def decide(
-    node: Mapping[str, Scalar],
+    node: Values,
     id_or_file: str,
     decision: str,
     key_file: Path | None,
@@ -281,15 +267,17 @@ def decide(
         raise SettingsError(f"--until {until}: that day is over")
     folder = site_folder(node)
     name = site_name(node)
-    # settings that the site refuses by itself may be denied all the same
-    refusing_node = node if decision == APPROVED else None
-    path, from_file = _request_for(folder, id_or_file, refusing_node)
+    path, from_file = _request_for(folder, id_or_file)
     with locked(path):
         # the operator may decide about a file before any run of these settings has asked
         request = from_file if from_file and not path.exists() else read(path)
         study = request.study
-        if decision == APPROVED:
-            _check_acceptable(request, node)
+        if decision == APPROVED:  # settings that the site refuses may be denied all the same
+            config = default_run_config() | request.settings
+            Settings.from_run_config(config, node)  # for its SettingsError
+            problem = problem_of_study(study, node, config)
+            if problem:
+                raise SettingsError(problem)
             begun = len(request.run_ids)
             if runs and runs < begun:
                 raise SettingsError(
@@ -314,21 +302,14 @@ def decide(
             messages=0,
             evaluations=0,
         )
-        bounded = decided.bounded
+        told = vars(decided.bounded)
         if key is not None:
-            content = signed_decision(name, study.id, vars(bounded))
+            content = signed_decision(name, study.id, told)
             decided = replace(decided, signature=key.sign(content).hex())
         audit.append(
             folder,
-            decision=decision,
-            decided=decided.decided,
-            by=decided.by,
+            **{field: told[field] for field in DECIDED},
             signature=decided.signature,
-            until=bounded.until,
-            runs=bounded.runs,
-            code=decided.code,
-            release=decided.release,
-            later=decided.later,
             study=study.id,
             name=study.name,
             signed=study.by,
@@ -340,18 +321,7 @@ def decide(
     return f"{name}: {decision}: {study}; {state_of(decided)}; in {path.parent.absolute()}"
 
 
-def _check_acceptable(request: Request, node: Mapping[str, Scalar]) -> None:
-    """Raise SettingsError if the site would refuse the request whatever its operator decides."""
-    config = default_run_config() | request.settings
-    Settings.from_run_config(config, node)  # for its SettingsError
-    problem = problem_of_study(request.study, node, config)
-    if problem:
-        raise SettingsError(problem)
-
-
-def _operator(
-    node: Mapping[str, Scalar], key_file: Path | None
-) -> tuple[str, Ed25519PrivateKey | None]:
+def _operator(node: Values, key_file: Path | None) -> tuple[str, Ed25519PrivateKey | None]:
     """Return who decides, as ``NAME:KEY`` of an operator, and the private key that signs.
 
     Where the node config names no operators, return the user's name, and None for the key.
@@ -376,18 +346,15 @@ def _operator(
     )
 
 
-def _request_for(
-    folder: Path, id_or_file: str, node: Mapping[str, Scalar] | None
-) -> tuple[Path, Request | None]:
+def _request_for(folder: Path, id_or_file: str) -> tuple[Path, Request | None]:
     """Return the file that keeps a request, or will keep it, in a site's ``folder``.
 
     For a file of settings, return also the request that a run of these settings makes; for the id
-    of a request, None. SettingsError for an id without a request, and for wrong settings: with
-    ``node``, also for those that this site would refuse.
+    of a request, None. SettingsError for an id without a request, and for wrong settings.
     """
     if id_or_file.endswith(".toml"):
         config = default_run_config() | read_recipe(id_or_file).settings
-        request = new_request(Settings.from_run_config(config, node).given)
+        request = new_request(Settings.from_run_config(config).given)
         return folder / FOLDER / f"{request.study.id}.json", request
     path = folder / FOLDER / f"{id_or_file}.json"
     if not is_plain_name(id_or_file) or not path.exists():
@@ -397,7 +364,7 @@ def _request_for(
     return path, None
 
 
-def log_of(node: Mapping[str, Scalar], since: str) -> tuple[list[Mapping[str, Any]], list[str]]:
+def log_of(node: Values, since: str) -> tuple[list[Mapping[str, Any]], list[str]]:
     """Return a site's audit log from the day ``since`` on, and what is wrong with the whole log.
 
     Only entries before the first one of that day are left out: one that comes later in the file,
@@ -413,25 +380,22 @@ def log_of(node: Mapping[str, Scalar], since: str) -> tuple[list[Mapping[str, An
     lines = list(audit.entries(path))
     rows = [row for _, row, _ in lines]
     problems = [wrong for _, _, wrong in lines if wrong]
-    for number, row in enumerate(rows, 1):
-        if not row.get("signature"):
-            continue
-        signer = str(row.get("by"))  # NAME:KEY
-        signed = signed_decision(site_name(node), str(row.get("study")), row)
-        if not is_signed(signer.rpartition(":")[2], str(row["signature"]), signed):
-            problems.append(f"line {number} is not what {signer} has signed")
-
     latest = ""  # of the times so far; as ISO texts, times and days sort by time
     num_earlier = 0  # lines before the day
     for number, row in enumerate(rows, 1):
-        latest = max(latest, str(row.get("time", "")))
-        is_dated_back = latest != row.get("time")  # then its time does not tell the day
-        if not is_dated_back and latest < since:
+        time = str(row.get("time", ""))
+        if latest <= time < since:  # a line that is dated back does not tell the day
             num_earlier = number
+        latest = max(latest, time)
+        signer = str(row.get("by"))  # NAME:KEY
+        signed = signed_decision(site_name(node), str(row.get("study")), row)
+        signature = row.get("signature")
+        if signature and not is_signed(signer.rpartition(":")[2], str(signature), signed):
+            problems.append(f"line {number} is not what {signer} has signed")
     return rows[num_earlier:], problems
 
 
-def compare_with_server(node: Mapping[str, Scalar], file: Path) -> tuple[int, list[str]]:
+def compare_with_server(node: Values, file: Path) -> tuple[int, list[str]]:
     """Compare this site's audit log with the heads that the server has seen of it.
 
     A head is the hash of the log's last line after a round; the server writes it to
@@ -459,26 +423,12 @@ def compare_with_server(node: Mapping[str, Scalar], file: Path) -> tuple[int, li
 
 
 def describe_entry(entry: Mapping[str, Any]) -> str:
-    """Return a line for people on an entry of the audit log; a damaged entry has one, too."""
-    about = [str(entry[key]) for key in ("name", "algo", "kind") if entry.get(key)]
-    subject = f"{entry.get('time')} {entry.get('study')} {' '.join(about)}"
-    if entry.get("round"):
-        subject += f" round {entry['round']}"
+    """Return a line for people on an entry of the audit log, also on a damaged one.
 
-    if "decision" in entry:
-        what = f"{entry['decision']} by {entry.get('by')}"
-        if entry.get("signature"):
-            what += " (signed)"
-        for key in ("until", "runs", "code", "release", "later", "demands"):
-            if entry.get(key):
-                what += f", {key} {entry[key]}"
-        signer = entry.get("signed") or "nobody"
-        what += f"; signed by {signer}: {entry.get('purpose') or 'no purpose'}"
-    elif "refused" in entry:
-        what = f"refused: {entry['refused']}"
-        times = entry.get("times", 1)
-        if times != 1:
-            what += f" ({times} times that day)"
-    else:
-        what = f"sent {json.dumps(entry.get('sent'))} (bytes)"
-    return printable(f"{subject}: {what}")
+    It has the entry's values by their keys, as docs/studies.md explains them, but for digests.
+    """
+    facts = []
+    for key, value in entry.items():
+        if value and key not in ("time", "sha256", "signature", "before"):
+            facts.append(f"{key} {value}")
+    return printable(f"{entry.get('time')}  {', '.join(facts)}")

@@ -4,13 +4,14 @@ A SuperNode looks at its network and folders at its start, so PyTorch is importe
 needed.
 """
 
-import argparse
 import os
 import shutil
 import ssl
 import stat
 import tempfile
-from collections.abc import Iterator, Mapping
+import time
+from argparse import Namespace
+from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,12 +22,14 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from cryptography.x509 import load_pem_x509_certificates
 
 from client_app.site.consent import problem_of_study
-from client_app.site.hooks import CERTIFICATE, DISK
+from client_app.site.hooks import CERTIFICATE, DISK, tell_of_trouble
+from client_app.site.log import log
 from client_app.site.record import StateError
 from protofl_common.basics.code_version import code_version_at_site
 from protofl_common.basics.text import first_of
 from protofl_common.config.lists import names_in
-from protofl_common.config.options import Scalar, SettingsError
+from protofl_common.config.options import SettingsError, Values
+from protofl_common.config.python_names import allowing
 from protofl_common.config.sections import DANGER_OF_WEIGHTS, PROMISE_OF_SUMS, DataSettings
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.node import (
@@ -73,11 +76,10 @@ TROUBLES = {CERTIFICATES: CERTIFICATE, FREE_SPACE: DISK}
 """Topic of findings -> the word with which the operator's ``on-trouble`` command is called."""
 FEW_BYTES = 2**30  # free on a disk: less is a warning
 FULL_BYTES = 10**6  # less is wrong
+LOOK_SECONDS = 3600.0  # between two looks for troubles while a site runs
 
 
-def findings(
-    options: argparse.Namespace, node: Mapping[str, Scalar], asked: Mapping[str, Scalar]
-) -> list[Finding]:
+def findings(options: Namespace, node: Values, asked: Values) -> list[Finding]:
     """Return what is found about a site, the worst first; nothing is written.
 
     ``asked`` are the settings of a run: the data are read as it would have them. {}: no run is
@@ -86,14 +88,11 @@ def findings(
     listed = [*_code_and_user(), *network(options)]
     refused = [*_refused(node, asked)]
     listed += refused
-    is_run_wrong = bool(refused and asked) and not [*_refused(node, {})]
-    is_node_config_right = not refused or is_run_wrong
-    if is_node_config_right:
+    if not refused or not [*_refused(node, {})]:  # the node config itself is right
         listed += folders(node)
         listed += programs(node)
         listed += _permissions(node)
         listed += _algorithms(node)
-        listed += _device(node)
     if not refused:
         listed += _data(node, asked, options.quality)
         from client_app import protections
@@ -103,7 +102,7 @@ def findings(
     return worst_first(listed)
 
 
-def troubles(options: argparse.Namespace, node: Mapping[str, Scalar]) -> list[str]:
+def troubles(options: Namespace, node: Values) -> list[str]:
     """Return a word of `TROUBLES` for each thing that will stop the site unless somebody acts."""
     topics = set()
     for finding in (*network(options), *folders(node)):
@@ -112,7 +111,22 @@ def troubles(options: argparse.Namespace, node: Mapping[str, Scalar]) -> list[st
     return [word for topic, word in TROUBLES.items() if topic in topics]
 
 
-def _refused(node: Mapping[str, Scalar], asked: Mapping[str, Scalar]) -> Iterator[Finding]:
+def watch(options: Namespace) -> None:
+    """Call the operator's command, once an hour, for each thing that will stop the site.
+
+    ``options`` are those of ``protofl site run``, with the ``node`` config. This never returns; an
+    error is logged, and ends nothing.
+    """
+    while True:
+        try:
+            for word in troubles(options, options.node):
+                tell_of_trouble(options.node, word)
+        except Exception as error:  # the site must go on
+            log("ERROR", f"on-trouble: {error}")
+        time.sleep(LOOK_SECONDS)
+
+
+def _refused(node: Values, asked: Values) -> Iterator[Finding]:
     """Say why the site refuses a run with the settings ``asked``; for {}, why it refuses all."""
     try:
         settings = site_settings(node, asked)
@@ -136,15 +150,21 @@ def _code_and_user() -> Iterator[Finding]:
     if os.geteuid():
         yield Finding(FACT, "user", f"uid {os.geteuid()}")
     else:
-        root = "root: give the SuperNode a user of its own, who may do nothing else here"
-        yield Finding(WARNING, "user", root)
+        yield Finding(
+            WARNING,
+            "user",
+            "root: give the SuperNode a user of its own, who may do nothing else here",
+        )
 
 
-def network(options: argparse.Namespace) -> Iterator[Finding]:
+def network(options: Namespace) -> Iterator[Finding]:
     """Check the certificates, the site's key and the SuperLink that the ``options`` name."""
     if options.insecure:
-        insecure = "--insecure: anybody on the way reads and changes what goes to and fro"
-        yield Finding(WARNING, "network", insecure)
+        yield Finding(
+            WARNING,
+            "network",
+            "--insecure: anybody on the way reads and changes what goes to and fro",
+        )
     elif options.root_certificates:
         yield _certificates(Path(os.path.expanduser(options.root_certificates)))
     if options.auth_supernode_private_key:
@@ -167,8 +187,7 @@ def _superlink(address: str, root_certificates: str) -> Iterator[Finding]:
         yield Finding(WRONG, CERTIFICATES, f"{address}: {error.verify_message}: {cure}")
         return
     except (OSError, ValueError) as error:
-        unreachable = f"{address}: cannot be reached from here ({error})"
-        yield Finding(WARNING, "superlink", unreachable)
+        yield Finding(WARNING, "superlink", f"{address}: cannot be reached from here ({error})")
         return
 
     if endpoint.days is None:
@@ -230,7 +249,7 @@ def _key(path: Path) -> Finding:
     return Finding(FACT, "key", str(path))
 
 
-def folders(node: Mapping[str, Scalar]) -> Iterator[Finding]:
+def folders(node: Values) -> Iterator[Finding]:
     """Say which folders the site reads and writes, whether it can, and who else may look in.
 
     Also which privacy records are lost, and where there is little free space.
@@ -245,8 +264,7 @@ def folders(node: Mapping[str, Scalar]) -> Iterator[Finding]:
             )
             yield Finding(WARNING, "reads", f"partition-id: {shared}")
     else:
-        none = "no data-dir: only data sets that are embedded in ProtoFL"
-        yield Finding(FACT, "reads", none)
+        yield Finding(FACT, "reads", "no data-dir: only data sets that are embedded in ProtoFL")
 
     # if its state-dir or a ledger cannot be read, a site refuses every message and says why
     with suppress(OSError, RuntimeError):
@@ -261,12 +279,11 @@ def folders(node: Mapping[str, Scalar]) -> Iterator[Finding]:
         free = shutil.disk_usage(nearest_existing(folder)).free
         if free < FEW_BYTES:
             level = WRONG if free < FULL_BYTES else WARNING
-            text = f"{key} {folder.absolute()}: {free / 1e6:.0f} MB free"
-            yield Finding(level, FREE_SPACE, text)
+            yield Finding(level, FREE_SPACE, f"{key} {folder.absolute()}: {free / 1e6:.0f} MB free")
     yield from _files(node)
 
 
-def programs(node: Mapping[str, Scalar]) -> Iterator[Finding]:
+def programs(node: Values) -> Iterator[Finding]:
     """Say which of the operator's own programs cannot be started: nobody would hear of a request.
 
     They are started without a shell, so that a command with arguments names no program.
@@ -278,7 +295,7 @@ def programs(node: Mapping[str, Scalar]) -> Iterator[Finding]:
             yield Finding(WRONG, "programs", f"{key} {program}: {missing}")
 
 
-def _files(node: Mapping[str, Scalar]) -> Iterator[Finding]:
+def _files(node: Values) -> Iterator[Finding]:
     """Yield the files in the state-dir that this user cannot use, and those that others may read.
 
     A backup that root has restored, for example, leaves files that this user cannot use.
@@ -313,8 +330,9 @@ def _file_access(path: Path, state_dir: Path) -> Iterator[Finding]:
     if not _has_access(path, os.R_OK | os.W_OK) and path.exists():  # it may be gone by now
         yield Finding(WRONG, "writes", f"{path}: this user cannot read or write it")
     elif path.is_file() and readable_by_others and path.suffix != ".lock":
-        readable = f"{path}: other users of this machine may read it; chmod 600"
-        yield Finding(WRONG, "writes", readable)
+        yield Finding(
+            WRONG, "writes", f"{path}: other users of this machine may read it; chmod 600"
+        )
 
 
 def _folder(topic: str, key: str, folder: Path) -> Finding:
@@ -346,19 +364,22 @@ def _has_access(path: Path, mode: int) -> bool:
     return os.access(path, mode)
 
 
-def _permissions(node: Mapping[str, Scalar]) -> Iterator[Finding]:
+def _permissions(node: Values) -> Iterator[Finding]:
     """Say what the node config lets a run do here, what it demands of a run, and its limits."""
     allowed = allowed_by(node)
     if allowed["allow-download"]:
-        download = "a run may have data sets downloaded (allow-download)"
-        yield Finding(WARNING, "downloads", download)
+        yield Finding(WARNING, "downloads", "a run may have data sets downloaded (allow-download)")
     modules = names_in(allowed["allow-python"])
     if modules:
-        imported = f"a run may have these imported and called: {', '.join(modules)}"
-        yield Finding(WARNING, "modules", imported)
+        yield Finding(
+            WARNING, "modules", f"a run may have these imported and called: {', '.join(modules)}"
+        )
     if not asks_its_operator(node):
-        none = "none: a run takes part before its operator has seen it; set approve = true"
-        yield Finding(WARNING, "approval", none)
+        yield Finding(
+            WARNING,
+            "approval",
+            "none: a run takes part before its operator has seen it; set approve = true",
+        )
     backbones = ["the embedded ones", *names_in(allowed["allow-backbones"])]
     yield Finding(FACT, "backbones", ", ".join(backbones))
     for key in DEMANDS:
@@ -367,7 +388,7 @@ def _permissions(node: Mapping[str, Scalar]) -> Iterator[Finding]:
     yield Finding(FACT, "limits", ", ".join(f"{key} {allowed[key]}" for key in LIMITS))
 
 
-def _algorithms(node: Mapping[str, Scalar]) -> Iterator[Finding]:
+def _algorithms(node: Values) -> Iterator[Finding]:
     """Say what leaves the site: each kind of upload, with the algorithms that send it.
 
     Also what leaves in any run, and what hides it.
@@ -389,22 +410,26 @@ def _algorithms(node: Mapping[str, Scalar]) -> Iterator[Finding]:
         level = WARNING if "weights" in sent else FACT
         yield Finding(level, "sends", f"{sent}: {', '.join(names)}")
     if of_packages:
-        declared = f"whatever packages of others declare: {', '.join(of_packages)}"
-        yield Finding(WARNING, "sends", declared)
+        yield Finding(
+            WARNING, "sends", f"whatever packages of others declare: {', '.join(of_packages)}"
+        )
 
     if with_weights and "require-dp" not in node:
         cure = f"refuse them by {ACCEPT_WEIGHTS} = false, or set require-dp"
-        danger = f"{DANGER_OF_WEIGHTS}; {cure}: {', '.join(with_weights)}"
-        yield Finding(WARNING, "weights", danger)
+        yield Finding(WARNING, "weights", f"{DANGER_OF_WEIGHTS}; {cure}: {', '.join(with_weights)}")
     if allowed_by(node)[REQUIRE_SECAGG]:
-        masks = (
+        yield Finding(
+            FACT,
+            "sends",
             "all this, and all figures, under masks that cancel in the sum of several sites "
-            f"({REQUIRE_SECAGG}); {PROMISE_OF_SUMS}"
+            f"({REQUIRE_SECAGG}); {PROMISE_OF_SUMS}",
         )
-        yield Finding(FACT, "sends", masks)
         if node.get("peers"):
-            peers = f"a sum needs {FEWEST_KNOWN} of {', '.join(NodeConfig.of(node).peers)}"
-            yield Finding(FACT, "peers", peers)
+            yield Finding(
+                FACT,
+                "peers",
+                f"a sum needs {FEWEST_KNOWN} of {', '.join(NodeConfig.of(node).peers)}",
+            )
         else:
             unknown = "none: the site cannot know who the others are; compare the keys of a study"
             yield Finding(WARNING, "peers", f"{unknown} by phone, and name them in peers")
@@ -412,33 +437,18 @@ def _algorithms(node: Mapping[str, Scalar]) -> Iterator[Finding]:
     yield Finding(FACT, "sends", f"always: {always}")
 
 
-def _device(node: Mapping[str, Scalar]) -> Iterator[Finding]:
-    """Say why the node config's ``device`` cannot be used; nothing if it can, or names none."""
-    name = str(node.get("device", ""))
-    if not name:
-        return
-    from protofl_common.models.devices import open_device
-
-    try:
-        open_device(name, "fp32")
-    except SettingsError as error:
-        yield Finding(WRONG, "device", str(error))
-
-
-def _data(
-    node: Mapping[str, Scalar], asked: Mapping[str, Scalar], quality: bool
-) -> Iterator[Finding]:
+def _data(node: Values, asked: Values, quality: bool) -> Iterator[Finding]:
     """Have the installed ClientApp introduce itself as in a run of these settings.
 
     Say what samples, classes and model it has then. It asks nobody's approval, hides no numbers,
     charges no privacy ledger, and writes only to a temporary folder. Without settings (``asked``
     {}) the data are not read.
     """
-    from protofl_common.simulation.grid import introduced
-
     if not asked:
         yield Finding(FACT, "data", "not read; give settings of a run, such as partition=own")
         return
+    from protofl_common.data.store import open_data
+    from protofl_common.simulation.grid import introduced
 
     with tempfile.TemporaryDirectory() as folder:
         defaults = default_run_config()
@@ -452,36 +462,23 @@ def _data(
         # so that no ledger is charged; `findings` has seen that the settings meet it
         test_node.pop("require-dp", None)
         try:
+            # first, as an introduction tells no more of wrong data than the kind of error
+            with allowing(names_in(node.get("allow-python"))):
+                settings_of_data = Settings.from_run_config(config, test_node).data
+                open_data(settings_of_data)
             card = introduced(config, test_node)
-        except SettingsError as error:
-            yield Finding(WRONG, "data", _why_unreadable(config, test_node) or str(error))
+        except Exception as error:  # also of the site's own code: all other findings are shown
+            is_expected = isinstance(error, ValueError | OSError)
+            yield Finding(WRONG, "data", str(error) if is_expected else repr(error))
             return
-        yield from _samples(Settings.from_run_config(config, test_node).data, quality)
+        yield from _samples(settings_of_data, quality)
     samples = f"{card.train_samples} training"
     if card.validation_samples:
         samples += f", {card.validation_samples} validation"
     samples += f" and {card.test_samples} test samples"
     classes = f"{card.task.describe()}: {', '.join(card.classes)}"
     yield Finding(FACT, "data", f"{samples}, {classes}")
-    model = f"{card.arch}, {card.parameters} parameters, on {card.device}"
-    yield Finding(FACT, "model", model)
-
-
-def _why_unreadable(config: Mapping[str, Scalar], node: Mapping[str, Scalar]) -> str:
-    """Return in full why the data cannot be read; "" if they can, or if it is not the data's fault.
-
-    An introduction that fails because of the data tells no more than the kind of error.
-    """
-    from protofl_common.data.raw import DataError
-    from protofl_common.data.store import open_data
-
-    try:
-        open_data(Settings.from_run_config(config, node).data)
-    except (DataError, OSError) as error:
-        return str(error)
-    except Exception:  # the introduction has told of it
-        return ""
-    return ""
+    yield Finding(FACT, "model", f"{card.arch}, {card.parameters} parameters, on {card.device}")
 
 
 def _samples(settings: DataSettings, quality: bool) -> Iterator[Finding]:

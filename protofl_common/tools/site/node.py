@@ -1,8 +1,7 @@
 """The options with which an operator starts a site, and its node config."""
 
-import argparse
 import re
-from collections.abc import Mapping
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from click import ClickException
@@ -10,8 +9,9 @@ from click import ClickException
 from protofl_common.basics.files import cache_folder
 from protofl_common.config.lists import names_in
 from protofl_common.config.options import (
-    Scalar,
+    Config,
     SettingsError,
+    Values,
     folders_of_unknown_users,
     unknown_keys,
 )
@@ -45,12 +45,12 @@ SUPERNODE_OPTIONS = {
 """flower-supernode's options that go with ``protofl site run``: a value's name, and the meaning."""
 
 
-def add_node_config(parser: argparse.ArgumentParser) -> None:
+def add_node_config(parser: ArgumentParser) -> None:
     about = "a TOML file with the site's facts and rules, or these as 'key=\"text\" key=5'"
     parser.add_argument("--node-config", default="", metavar="FILE", help=about)
 
 
-def add_supernode_options(parser: argparse.ArgumentParser) -> None:
+def add_supernode_options(parser: ArgumentParser) -> None:
     for name, (value, about) in SUPERNODE_OPTIONS.items():
         parser.add_argument(f"--{name}", default="", metavar=value, help=about)
     insecure = "without TLS: for a SuperLink on this machine"
@@ -58,7 +58,7 @@ def add_supernode_options(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(host="127.0.0.1", port="9094")
 
 
-def supernode_words(options: argparse.Namespace) -> list[str]:
+def supernode_words(options: Namespace) -> list[str]:
     """Return flower-supernode's arguments for those of its options that are set."""
     words = ["--insecure"] if options.insecure else []
     for name in ("node-config", *SUPERNODE_OPTIONS):
@@ -68,14 +68,14 @@ def supernode_words(options: argparse.Namespace) -> list[str]:
     return words
 
 
-def node_config(text: str) -> dict[str, Scalar]:
+def node_config(text: str) -> Config:
     """Read the option --node-config as flower-supernode does.
 
     ``text`` is the path of a TOML file, or keys and values as in 'key="text" key=5'. SettingsError
     where Flower cannot read it, or would leave a part of it out without a word.
     """
     try:
-        node: dict[str, Scalar] = parse_config_args([text] if text else None)
+        node: Config = parse_config_args([text] if text else None)
     except (ClickException, OSError, RuntimeError, ValueError) as error:
         reason = str(getattr(error, "message", error)).rstrip(".")
         cure = ""
@@ -91,9 +91,7 @@ def node_config(text: str) -> dict[str, Scalar]:
     return node
 
 
-def site_settings(
-    node: Mapping[str, Scalar], asked: Mapping[str, Scalar] | None = None
-) -> Settings:
+def site_settings(node: Values, asked: Values | None = None) -> Settings:
     """Return the settings, as this site has them, of a run that was submitted with ``asked``.
 
     Without ``asked``, return those of the least demanding run that the site accepts. SettingsError
@@ -113,7 +111,7 @@ def site_settings(
     raise refusals[0]
 
 
-def allowed_algorithms(node: Mapping[str, Scalar]) -> list[str]:
+def allowed_algorithms(node: Values) -> list[str]:
     """List the algorithms that the site allows by ``allow-algorithms``.
 
     There "all" stands for those of the catalog, which then come first; those of other packages are
@@ -126,7 +124,7 @@ def allowed_algorithms(node: Mapping[str, Scalar]) -> list[str]:
     return list(dict.fromkeys([*CATALOG, *names]))
 
 
-def least_demanding_settings(node: Mapping[str, Scalar], algo: str) -> Settings | SettingsError:
+def least_demanding_settings(node: Values, algo: str) -> Settings | SettingsError:
     """Return the settings of a run of ``algo`` that asks for as little as can be.
 
     It meets the site's demands, and has the least of all that a site can limit. If the site refuses
@@ -144,7 +142,7 @@ def least_demanding_settings(node: Mapping[str, Scalar], algo: str) -> Settings 
         return error
 
 
-def site_folders(node: Mapping[str, Scalar]) -> tuple[Path, Path]:
+def site_folders(node: Values) -> tuple[Path, Path]:
     """Return a site's state-dir, which has a folder for each run, and its cache-dir.
 
     SettingsError for the node config of a simulated client, and for unknown keys and users in it.

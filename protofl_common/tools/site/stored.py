@@ -4,19 +4,18 @@ This is behind ``protofl site status`` and ``purge``.
 """
 
 import re
-import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
 from protofl_common.basics.files import remove
 from protofl_common.basics.text import in_order, with_run_id
-from protofl_common.config.options import Scalar, SettingsError
+from protofl_common.config.options import SettingsError, Values
 from protofl_common.config.sections import PER_UNIT
 from protofl_common.experiment.node import DELTA, required_dp, site_name
 from protofl_common.runs.folder import WEIGHTS
-from protofl_common.tools.findings import WRONG, nearest_existing
+from protofl_common.tools.findings import WRONG
 from protofl_common.tools.site.node import site_folders
 
 CACHES = "caches/"  # stands for decoded data and features; names of runs have no slash
@@ -46,6 +45,15 @@ class Stored(NamedTuple):
         """When the newest file was changed, in seconds since 1970; 0 without any."""
         return max((file.stat().st_mtime for file in self.files), default=0.0)
 
+    def remove(self) -> None:
+        """Remove the files, and a run's folder unless another site has a model in it."""
+        for path in self.paths:
+            remove(path)
+            if self.name != CACHES:
+                for folder in path.parents[:2]:  # RUN/clients, RUN
+                    if not any(folder.iterdir()):
+                        folder.rmdir()
+
     def __str__(self) -> str:
         when = "-"
         if self.changed:
@@ -53,7 +61,7 @@ class Stored(NamedTuple):
         return f"{self.name:40} {self.bytes / 1e6:10.1f} MB  {when}"
 
 
-def stored_at(node: Mapping[str, Scalar]) -> list[Stored]:
+def stored_at(node: Values) -> list[Stored]:
     """Return an entry for each run of which this site keeps a model, and a last one: its caches."""
     states, cache = site_folders(node)
 
@@ -72,7 +80,7 @@ def stored_at(node: Mapping[str, Scalar]) -> list[Stored]:
     return [*runs, Stored(CACHES, tuple(caches))]
 
 
-def lost_records(node: Mapping[str, Scalar]) -> str:
+def lost_records(node: Values) -> str:
     """Say what ``privacy/`` lacks that is on record elsewhere; "" if it lacks nothing."""
     from client_app.site.consent import unknown_site
     from client_app.site.ledger_audit import missing_records
@@ -81,7 +89,7 @@ def lost_records(node: Mapping[str, Scalar]) -> str:
     return missing_records(states, site_name(node)) or unknown_site(node)
 
 
-def ledgers_at(node: Mapping[str, Scalar]) -> Iterator[str]:
+def ledgers_at(node: Values) -> Iterator[str]:
     """Yield what is wrong with ``privacy/``, and what each ledger has spent of ``require-dp``.
 
     A site without ``require-dp`` has no limit of ε, and its ε is told at the default δ.
@@ -101,7 +109,7 @@ def ledgers_at(node: Mapping[str, Scalar]) -> Iterator[str]:
         yield f"privacy ledger {file.name}: {epsilon}{limit} is spent (δ = {delta:g})"
 
 
-def purge(node: Mapping[str, Scalar], names: list[str]) -> Iterator[str]:
+def purge(node: Values, names: list[str]) -> Iterator[str]:
     """Remove what this site keeps under these ``names``, and yield a line for each.
 
     A name is that of a run whose model goes, or `CACHES`. The number of the Flower run at its end
@@ -112,7 +120,12 @@ def purge(node: Mapping[str, Scalar], names: list[str]) -> Iterator[str]:
     from client_app.protections.secure_sum import blank_secrets
 
     stored = {entry.name: entry for entry in stored_at(node)}
-    names = [_whole_name(name, stored) for name in names]
+    given = names
+    names = []
+    for name in given:
+        folders = with_run_id(name, stored)
+        lacks_number = name not in stored and len(folders) == 1
+        names.append(folders[0] if lacks_number else name)
     unknown = [name for name in names if name not in stored]
     if unknown or not names:
         what = f"{unknown[0]}: nothing of that name" if unknown else "purge: nothing is named"
@@ -121,11 +134,7 @@ def purge(node: Mapping[str, Scalar], names: list[str]) -> Iterator[str]:
     blank_secrets(site_folders(node)[0] / "privacy")
     for name in names:
         text = f"removed {stored[name]}"
-        for path in stored[name].paths:
-            if name == CACHES:
-                remove(path)
-            else:
-                remove_model(path)
+        stored[name].remove()
         yield text
 
     # the names of a run's baselines, and of other Flower runs of that name, begin as its own does
@@ -136,7 +145,7 @@ def purge(node: Mapping[str, Scalar], names: list[str]) -> Iterator[str]:
         yield f"still here: {', '.join(left)}; {cure}"
 
 
-def retain_at_site(node: Mapping[str, Scalar], before: float, dry_run: bool) -> Iterator[str]:
+def retain_at_site(node: Values, before: float, dry_run: bool) -> Iterator[str]:
     """Remove models of finished runs, and caches, that were last changed ``before`` a time.
 
     The time is in seconds since 1970. Yield a line for each run that is removed, one for the
@@ -149,51 +158,17 @@ def retain_at_site(node: Mapping[str, Scalar], before: float, dry_run: bool) -> 
         where = "if it is relative, type the command in the folder where the SuperNode runs"
         raise SettingsError(f"state-dir {states.absolute()}: no such folder; {where}")
     *runs, caches = stored_at(node)
-    for run in runs:
-        if run.changed >= before:
+    old = [run for run in runs if run.changed < before]
+    old_caches = [path for path in caches.paths if Stored(CACHES, (path,)).changed < before]
+    if old_caches:
+        old.append(Stored(CACHES, tuple(old_caches)))
+    for entry in old:
+        # a client writes its weights when the run ends
+        is_finished = entry.name == CACHES or (entry.paths[0] / WEIGHTS).exists()
+        if not is_finished:
+            yield f"kept     {entry}: not finished; protofl site purge {entry.name} removes it"
             continue
-        (folder,) = run.paths
-        if not (folder / WEIGHTS).exists():  # a client writes it when the run ends
-            yield f"kept     {run}: not finished; protofl site purge {run.name} removes it"
-            continue
-        text = f"removed  {run}"
+        text = f"removed  {entry}"
         if not dry_run:
-            remove_model(folder)
+            entry.remove()
         yield text
-
-    old = [path for path in caches.paths if Stored(CACHES, (path,)).changed < before]
-    if old:
-        text = f"removed  {Stored(CACHES, tuple(old))}"
-        if not dry_run:
-            for path in old:
-                remove(path)
-        yield text
-
-
-def _whole_name(name: str, stored: Mapping[str, Stored]) -> str:
-    """Return the full name of a run's folder, whose end ``name`` may lack: a Flower run's number.
-
-    A name that is unknown, or stands for several runs, is returned as it is.
-    """
-    if name in stored:
-        return name
-    folders = with_run_id(name, stored)
-    return folders[0] if len(folders) == 1 else name
-
-
-def remove_model(path: Path) -> None:
-    """Remove a site's model, RUN/clients/SITE, and the run's folder unless another site has one."""
-    remove(path)
-    _remove_if_empty(path.parent)
-    _remove_if_empty(path.parents[1])
-
-
-def _remove_if_empty(folder: Path) -> None:
-    if not any(folder.iterdir()):
-        folder.rmdir()
-
-
-def free_space(node: Mapping[str, Scalar]) -> Iterator[str]:
-    for key, folder in zip(("state-dir", "cache-dir"), site_folders(node), strict=True):
-        free = shutil.disk_usage(nearest_existing(folder)).free
-        yield f"{key} {folder.absolute()}: {free / 1e9:.1f} GB free"

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from protofl_common.basics.files import make_private
-from protofl_common.config.options import Scalar
+from protofl_common.config.options import Config
 from protofl_common.experiment.settings import app_folder, default_run_config
 from protofl_common.tools.executor import Executor, environment_of_own_code
 from protofl_common.tools.flower import (
@@ -70,7 +70,7 @@ def start(words: list[str], address: str, start_method: str) -> None:
     end_supernode("The connection to the SuperLink broke; the error above says why.")
 
 
-def settings_of(bundle: bytes, run: Run) -> dict[str, Scalar]:
+def settings_of(bundle: bytes, run: Run) -> Config:
     """Return a run's settings: the installed code's defaults, changed by those submitted.
 
     This takes the place of Flower's function, which reads the defaults in the run's ``bundle``: it

@@ -1,5 +1,6 @@
 """``protofl retain`` and ``protofl site retain``: what they remove, and what stays."""
 
+import json
 import os
 import sqlite3
 import time
@@ -33,7 +34,7 @@ def run(folder: Path, days: float, is_finished: bool = True) -> Path:
     aged(folder / SETTINGS, days)
     aged(folder / METRICS, days)
     if is_finished:
-        aged(folder / SUMMARY, days, '{"rounds": 5}')
+        aged(folder / SUMMARY, days, json.dumps({"ended": time.time() - days * DAY}))
     return folder
 
 

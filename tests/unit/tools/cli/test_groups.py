@@ -258,19 +258,11 @@ def test_runs_on_a_file_that_was_edited_between_them_are_other_experiments(
     assert [group["note"] for group in groups] == ["", OTHER_DATA, "", OTHER_DATA]
 
 
-def test_single_runs_are_shown_side_by_side_with_a_warning_unless_options_ask(
-    tmp_path: Path, capsys: Printed
-) -> None:
-    """Options of groups ask for a difference, even of single runs."""
+def test_single_runs_are_compared_with_a_warning(tmp_path: Path, capsys: Printed) -> None:
     (ours,) = write(tmp_path, "fedproto", OURS[:1])
     (local,) = write(tmp_path, "local", LOCAL[:1])
 
-    warning = "One run each: a difference may be chance."
-
-    assert warning in output(capsys, "compare", ours, local).out
-
-    for options in (["--against", local], ["--what", "head", "--when", "best"]):
-        assert "difference" in output(capsys, "compare", tmp_path, *options).out
+    assert "one pair: may be chance" in output(capsys, "compare", ours, local).out
 
 
 def test_a_group_without_the_others_figure_and_networks_is_not_paired(
