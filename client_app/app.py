@@ -297,8 +297,8 @@ def pack_reply(
     # the algorithm has left out what is not due in this round (`Settings.due_up`)
     declared = settings.exchange.up if work.client.trains_now else {}
     permitted = algorithm.protections.upload(upload)
-    limits = work.limits(algorithm.templates(declared))  # those by which the server will check it
-    reply = Reply(permitted, declared, limits, make_report(evaluated, losses, seconds))
+    report = make_report(evaluated, losses, seconds)
+    reply = Reply(permitted, declared, algorithm.templates, report)
     reply = algorithm.protections.reply(reply)  # under secure aggregation a masked one
     content = pack_payload(reply.upload, reply.declared)
     content.update(reply.beside)  # records of protections

@@ -11,7 +11,7 @@ import sys
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cache, lru_cache
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -85,7 +85,7 @@ class Settings(Sections):
     def row(self) -> Algorithm:
         return algorithm_named(self.run.algo)
 
-    @property
+    @cached_property
     def exchange(self) -> Exchange:
         exchange = self.hparams.exchange(self.row.exchange)
         return exchange.with_vectors() if self.takes_vectors else exchange
@@ -192,7 +192,7 @@ class Settings(Sections):
             return ()
         return parse_backbones(setting)
 
-    @property
+    @cached_property
     def takes_vectors(self) -> bool:
         """True if the samples are feature vectors that the clients have computed themselves.
 
@@ -259,9 +259,10 @@ class Settings(Sections):
         if run_config.get("algo") not in CATALOG:
             # not cached: the row of another package may change while it is developed
             return cls._read(run_config, node)
-        if not all(isinstance(value, Scalar) for value in (*run_config.values(), *node.values())):
-            return cls._read(run_config, node)  # which refuses values of other types
-        configs = json.dumps([dict(run_config), dict(node)])  # in which 1, 1.0 and true differ
+        try:
+            configs = json.dumps([dict(run_config), dict(node)])  # in which 1, 1.0 and true differ
+        except TypeError:
+            return cls._read(run_config, node)  # which refuses values that are no JSON
         return cls._read_cached(configs)
 
     @classmethod
