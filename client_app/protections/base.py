@@ -68,9 +68,6 @@ class Protection:
     def step(self, step: Step) -> Step:
         return step
 
-    def sample_use(self, use: SampleUse) -> SampleUse:
-        return use
-
     def upload(self, upload: Payload) -> Payload:
         """Return the part of what an algorithm sends that may leave."""
         return upload
@@ -129,10 +126,11 @@ class Protections:
         return step
 
     def sample_use(self) -> SampleUse:
-        use = SampleUse()
+        """Return the protection that counts the uses of samples, if one does."""
         for protection in self.in_order:
-            use = protection.sample_use(use)
-        return use
+            if isinstance(protection, SampleUse):
+                return protection
+        return SampleUse()
 
     def upload(self, upload: Payload) -> Payload:
         for protection in self.in_order:

@@ -95,10 +95,15 @@ def _clients_on(gpus: list[tuple[str, int]], share: Scalar | None) -> int:
     many clients as the one with the least free memory has room for.
     """
     if share:
-        return int(len(gpus) / float(share) + 1e-6)  # rounding of the share must not lose one
+        return clients_on(len(gpus), float(share))
     least_free = min(free_megabytes for _, free_megabytes in gpus)
     clients = min(MOST_CLIENTS_ON_A_GPU, least_free // CLIENT_MEGABYTES)
     return max(1, clients) * len(gpus)
+
+
+def clients_on(gpus: float, share: float) -> int:
+    """Return how many clients GPUs have room for, if each gets this ``share`` of one."""
+    return int(gpus / share + 1e-6)  # rounding of the share must not lose one
 
 
 @cache
