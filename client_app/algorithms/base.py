@@ -40,7 +40,7 @@ from protofl_common.runs.attributes import pack_attributes, restore_attributes
 from protofl_common.tasks import Task
 from protofl_common.wire.payloads import Payload, StateDict, declared_part, template_of
 from protofl_common.wire.records import Instructions
-from protofl_common.wire.schema import Declared, Template, weights_in
+from protofl_common.wire.schema import Declared, Template, Weights, weights_in
 
 __all__ = [  # what an algorithm's file needs
     "Batch",
@@ -166,14 +166,14 @@ class ClientAlgorithm(Generic[H]):
             weights = payload.weights(name)
             if weights is None:
                 continue
-            module: nn.Module = getattr(self, entry.of)
             if self.of_catalog:
                 # it takes a third of load_state_dict's time, which other packages' modules need:
                 # their state may be more than their tensors
-                for key, tensor in declared_part(module, entry).items():
+                for key, tensor in self._part(entry).items():
                     tensor.copy_(weights[key])
             else:
                 # `unpack_payload` has seen to it that all that is declared is there
+                module: nn.Module = getattr(self, entry.of)
                 module.load_state_dict(weights, strict=False)
 
     @cached_property
@@ -308,7 +308,9 @@ class ClientAlgorithm(Generic[H]):
 
     def weights(self, name: str = "weights") -> StateDict:
         """Return the weights that the row declares under ``name`` for the upload."""
-        entry = weights_in(self.settings.exchange.up)[name]
+        return self._part(weights_in(self.settings.exchange.up)[name])
+
+    def _part(self, entry: Weights) -> StateDict:
         return declared_part(getattr(self, entry.of), entry)
 
     def local_prototypes(self) -> Prototypes:
@@ -344,8 +346,7 @@ class ClientAlgorithm(Generic[H]):
         """Return the name, dtype and shape of every array of each declared entry of weights."""
         templates = {}
         for name, entry in weights_in(declared).items():
-            module = getattr(self, entry.of)
-            templates[name] = template_of(declared_part(module, entry))
+            templates[name] = template_of(self._part(entry))
         return templates
 
 

@@ -110,27 +110,24 @@ class Worker:
     def facts(self, run_config: Values) -> dict[str, str]:
         return node_facts(run_config)
 
-    def answer(
-        self, answer: Answer, question: "_Question", names: list[str], *records: Any
-    ) -> tuple[Message, ClientFiles]:
+    def answer(self, question: "_Question", *records: Any) -> tuple[Message, ClientFiles]:
         """Return a client's reply, and those of its files that the answer has changed.
 
         First the copy of the client's folder here is made the same as the folder on the machine of
-        the command. ``records`` are the content of the message, with their ``names``; Ray has
-        brought their arrays.
+        the command. ``records`` are the content of the message; Ray has brought their arrays.
         """
         message = question.message
-        message.content = RecordDict(dict(zip(names, records, strict=True)))
+        message.content = RecordDict(dict(zip(question.names, records, strict=True)))
         out_dir = self.copies / digest(question.run_config["out-dir"])
         run_config = {**question.run_config, "out-dir": str(out_dir)}
         arguments = (message, question.run_id, question.node, run_config, question.threads)
         if question.place is None:  # an introduction names no run, and so no folder of one
-            return answer(*arguments), ClientFiles()
+            return question.answer(*arguments), ClientFiles()
 
         folder = out_dir / question.place
         question.files.put_into(folder)
         before = listed(folder)
-        reply = answer(*arguments)
+        reply = question.answer(*arguments)
         return reply, ClientFiles.since(folder, before)
 
     def forget(self) -> None:
@@ -152,7 +149,9 @@ def _processor(device: str) -> str:
 class _Question:
     """A message to a client, and what its answer needs beside its arrays."""
 
+    answer: Answer
     message: Message
+    names: list[str]  # of the message's records
     run_id: int
     node: Values
     run_config: Values
@@ -165,9 +164,7 @@ class _Question:
 class _Task:
     """A question that is not answered yet."""
 
-    answer: Answer
     question: _Question
-    names: list[str]
     records: list[Any]  # of the message: what several have alike is a reference, put once
     folder: Path | None  # of the client, in the folder of its run
     reply: Future[Message] = field(default_factory=Future)
@@ -352,13 +349,16 @@ class Cluster:
             folder = Path(str(run_config["out-dir"])).expanduser() / place
         without_content = copy.copy(message)  # Ray brings the content by itself
         without_content.content = RecordDict()
-        question = _Question(without_content, run_id, node, run_config, threads, place)
+        names = list(message.content)
+        question = _Question(
+            answer, without_content, names, run_id, node, run_config, threads, place
+        )
         with self._changed:
             if message.metadata.group_id != self._round:  # tasks have references of their own
                 self._round = message.metadata.group_id
                 self._references.clear()
             records = [self._put(record) for record in message.content.values()]
-            task = _Task(answer, question, list(message.content), records, folder)
+            task = _Task(question, records, folder)
             self._tasks.append(task)
             self._changed.notify_all()
         return task.reply
@@ -406,7 +406,7 @@ class Cluster:
             if home is node:
                 known = in_copy
             question.files = ClientFiles.since(task.folder, known)
-        asked = worker.answer.remote(task.answer, question, task.names, *task.records)
+        asked = worker.answer.remote(question, *task.records)
         reply: Message
         files: ClientFiles
         reply, files = ray.get(asked)
