@@ -208,7 +208,9 @@ def pack_baseline(algo: str) -> dict[str, ConfigRecord]:
 
 def unpack_baseline(content: RecordDict) -> str:
     """Return the baseline that a message is about, "" for none; RefusedMessage if malformed."""
-    record = content.get("baseline", ConfigRecord({"algo": ""}))
+    record = content.get("baseline")
+    if record is None:
+        return ""
     if isinstance(record, ConfigRecord) and len(record) == 1:
         algo = record.get("algo")
         if isinstance(algo, str):
