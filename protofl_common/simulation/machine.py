@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from protofl_common.config.options import Scalar, SettingsError, Values
-from protofl_common.simulation.pool import pool
+from protofl_common.simulation.pool import clients_on, pool
 
 if TYPE_CHECKING:
     from protofl_common.simulation.ray import Cluster  # Ray, a second
@@ -99,11 +99,6 @@ def _clients_on(gpus: list[tuple[str, int]], share: Scalar | None) -> int:
     least_free = min(free_megabytes for _, free_megabytes in gpus)
     clients = min(MOST_CLIENTS_ON_A_GPU, least_free // CLIENT_MEGABYTES)
     return max(1, clients) * len(gpus)
-
-
-def clients_on(gpus: float, share: float) -> int:
-    """Return how many clients GPUs have room for, if each gets this ``share`` of one."""
-    return int(gpus / share + 1e-6)  # rounding of the share must not lose one
 
 
 @cache

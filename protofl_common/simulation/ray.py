@@ -47,7 +47,7 @@ from protofl_common.simulation.client_files import (
     listed,
     remove_abandoned,
 )
-from protofl_common.simulation.machine import clients_on
+from protofl_common.simulation.pool import clients_on
 
 PACKAGES = ("torch", "numpy", "flwr", "scikit-learn")
 """On whose versions figures may depend."""
