@@ -39,18 +39,11 @@ app = ClientApp()
 def train(message: Message, context: Context) -> RecordDict:
     """Answer a training message: evaluate the model received, train it, and return the upload."""
     clock = Stopwatch()
-    client = open_client(context, message)  # a site's operator has agreed to the run by now
-    work = open_workshop(client)  # data, device and model are read when they are first used
-    protections = protections_of(work)
-    protections.admit()  # one reply to each question
-    algorithm = restored(work, protections)  # with its state of the last round
-    receive(algorithm, work)
-    protections.receive()
-    work.load_data()
-    protections.charge()  # the ledger, before a sample is used
+    work, algorithm = begin(message, context)
+    client = work.client
     clock.lap("load")
 
-    with protections.recorded():  # from here on, an error is an answer, too
+    with algorithm.protections.recorded():  # from here on, an error is an answer, too
         evaluated = EvaluatedModel(work, algorithm)
         if client.evaluates:
             evaluated = evaluate_model(work, algorithm)
@@ -76,18 +69,11 @@ def final_evaluation(message: Message, context: Context) -> RecordDict:
     figures leave it.
     """
     clock = Stopwatch()
-    client = open_client(context, message)
-    work = open_workshop(client)
-    protections = protections_of(work)
-    protections.admit()
-    algorithm = restored(work, protections)
-    receive(algorithm, work)
-    protections.receive()
-    work.load_data()
-    protections.charge()
+    work, algorithm = begin(message, context)
+    client = work.client
     clock.lap("load")
 
-    with protections.recorded():
+    with algorithm.protections.recorded():
         epochs = client.settings.federation.new_client_epochs
         if work.is_new and epochs:
             algorithm.training = for_epochs(client.settings.training, epochs)
@@ -109,6 +95,20 @@ for protection in PROTECTIONS:
     QUERIES |= protection.queries
 for name, handler in QUERIES.items():
     app.query(name)(answered(handler))
+
+
+def begin(message: Message, context: Context) -> tuple[Workshop, ClientAlgorithm[Any]]:
+    """Take up a question, in this order: all that comes before a sample is used for the answer."""
+    client = open_client(context, message)  # a site's operator has agreed to the run by now
+    work = open_workshop(client)  # data, device and model are read when they are first used
+    protections = protections_of(work)
+    protections.admit()  # one reply to each question
+    algorithm = restored(work, protections)  # with its state of the last round
+    receive(algorithm, work)
+    protections.receive()
+    work.load_data()
+    protections.charge()  # the ledger, before a sample is used
+    return work, algorithm
 
 
 class Stopwatch:
@@ -297,8 +297,8 @@ def pack_reply(
     # the algorithm has left out what is not due in this round (`Settings.due_up`)
     declared = settings.exchange.up if work.client.trains_now else {}
     permitted = algorithm.protections.upload(upload)
-    limits = work.limits(algorithm.templates(declared))  # those by which the server will check it
-    reply = Reply(permitted, declared, limits, make_report(evaluated, losses, seconds))
+    report = make_report(evaluated, losses, seconds)
+    reply = Reply(permitted, declared, algorithm.templates, report)
     reply = algorithm.protections.reply(reply)  # under secure aggregation a masked one
     content = pack_payload(reply.upload, reply.declared)
     content.update(reply.beside)  # records of protections

@@ -8,7 +8,7 @@ in `state`.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, Generic, Protocol, TypeVar, cast
 
 import torch
@@ -40,7 +40,7 @@ from protofl_common.runs.attributes import pack_attributes, restore_attributes
 from protofl_common.tasks import Task
 from protofl_common.wire.payloads import Payload, StateDict, declared_part, template_of
 from protofl_common.wire.records import Instructions
-from protofl_common.wire.schema import Declared, Template, weights_in
+from protofl_common.wire.schema import Declared, Template, Weights, weights_in
 
 __all__ = [  # what an algorithm's file needs
     "Batch",
@@ -166,14 +166,14 @@ class ClientAlgorithm(Generic[H]):
             weights = payload.weights(name)
             if weights is None:
                 continue
-            module: nn.Module = getattr(self, entry.of)
             if self.of_catalog:
                 # it takes a third of load_state_dict's time, which other packages' modules need:
                 # their state may be more than their tensors
-                for key, tensor in declared_part(module, entry).items():
+                for key, tensor in self._part(entry).items():
                     tensor.copy_(weights[key])
             else:
                 # `unpack_payload` has seen to it that all that is declared is there
+                module: nn.Module = getattr(self, entry.of)
                 module.load_state_dict(weights, strict=False)
 
     @cached_property
@@ -212,17 +212,12 @@ class ClientAlgorithm(Generic[H]):
     def labelled_loss(self) -> Loss:
         """The loss that is trained: `loss` of the labelled samples, as settings complete it.
 
-        With ``alignment-warmup`` the terms that align features have a smaller weight in the first
-        rounds. Where some samples have no label (``positive-rate``), FedPU's risk of these is added
+        Where some samples have no label (``positive-rate``), FedPU's risk of these is added
         (`positive_unlabelled_risk`), with the weight ``pu-weight``.
         """
-        loss: Loss = self.loss
-        alignment = self.settings.alignment_in(self.round)
-        if alignment < 1:
-            loss = partial(self._softened, alignment)
         data = self.client.train_set
         if data.unlabelled is None:
-            return loss
+            return self.loss
         settings = self.training
         num_unlabelled = len(data.unlabelled)
         counts_C = self.task.class_counts(data.labels)
@@ -231,7 +226,7 @@ class ClientAlgorithm(Generic[H]):
             is_labelled_B = self.task.known(batch.labels)
             terms: LossTerms = {}  # `loss` has no meaning for a batch without any label
             if bool(is_labelled_B.any()):
-                terms = loss(batch.only(is_labelled_B))
+                terms = self.loss(batch.only(is_labelled_B))
             if settings.pu_weight > 0:
                 non_negative = settings.pu_risk == "non-negative"
                 risk = positive_unlabelled_risk(
@@ -241,14 +236,6 @@ class ClientAlgorithm(Generic[H]):
             return terms
 
         return loss_with_unlabelled
-
-    def _softened(self, alignment: float, batch: Batch) -> LossTerms:
-        """Return the terms of `loss`, with those that align features times ``alignment``."""
-        terms = self.loss(batch)
-        for name in self.settings.row.aligning:
-            if name in terms:
-                terms[name] = alignment * terms[name]
-        return terms
 
     def step(
         self, correction: Correction | None = None, gradient_sums: GradientSums | None = None
@@ -321,7 +308,9 @@ class ClientAlgorithm(Generic[H]):
 
     def weights(self, name: str = "weights") -> StateDict:
         """Return the weights that the row declares under ``name`` for the upload."""
-        entry = weights_in(self.settings.exchange.up)[name]
+        return self._part(weights_in(self.settings.exchange.up)[name])
+
+    def _part(self, entry: Weights) -> StateDict:
         return declared_part(getattr(self, entry.of), entry)
 
     def local_prototypes(self) -> Prototypes:
@@ -357,8 +346,7 @@ class ClientAlgorithm(Generic[H]):
         """Return the name, dtype and shape of every array of each declared entry of weights."""
         templates = {}
         for name, entry in weights_in(declared).items():
-            module = getattr(self, entry.of)
-            templates[name] = template_of(declared_part(module, entry))
+            templates[name] = template_of(self._part(entry))
         return templates
 
 

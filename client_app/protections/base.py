@@ -15,7 +15,7 @@ from protofl_common.experiment.settings import Settings
 from protofl_common.privacy.released import Released
 from protofl_common.wire.payloads import Payload
 from protofl_common.wire.records import Report
-from protofl_common.wire.schema import Declared, Limits
+from protofl_common.wire.schema import Declared, Template
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -30,7 +30,7 @@ class Reply:
 
     upload: Payload
     declared: Declared  # The entries that the upload may have
-    limits: Limits  # Of a payload from the server
+    templates: Callable[[Declared], Mapping[str, Template]]  # Of the algorithm's weights
     report: Report
     beside: Mapping[str, ConfigRecord] = field(default_factory=dict)  # Further records by name
 
@@ -67,9 +67,6 @@ class Protection:
 
     def step(self, step: Step) -> Step:
         return step
-
-    def sample_use(self, use: SampleUse) -> SampleUse:
-        return use
 
     def upload(self, upload: Payload) -> Payload:
         """Return the part of what an algorithm sends that may leave."""
@@ -129,10 +126,11 @@ class Protections:
         return step
 
     def sample_use(self) -> SampleUse:
-        use = SampleUse()
+        """Return the protection that counts the uses of samples, if one does."""
         for protection in self.in_order:
-            use = protection.sample_use(use)
-        return use
+            if isinstance(protection, SampleUse):
+                return protection
+        return SampleUse()
 
     def upload(self, upload: Payload) -> Payload:
         for protection in self.in_order:

@@ -51,8 +51,9 @@ class DifferentialPrivacy(Protection, SampleUse):
     """``dp``: a message is charged to the client's ledgers before a model trains or is evaluated.
 
     ``dp`` says whether a sample or a person is protected (`privacy/persons.py`). As a `SampleUse`
-    it makes an algorithm's tables of classes and sees its training begin, so that it can refuse
-    what was not charged. ``post_processed`` is that of `Protection`, as the order of bases says.
+    it adds noise to an algorithm's tables of classes and sees its training begin, so that it can
+    refuse, by SettingsError, what was not charged. ``post_processed`` is that of `Protection`, as
+    the order of bases says.
     """
 
     name = "differential privacy"
@@ -89,13 +90,6 @@ class DifferentialPrivacy(Protection, SampleUse):
         return PrivateStep(
             **vars(step), plan=self._plan, released=self._released, persons=self.work.persons
         )
-
-    def sample_use(self, use: SampleUse) -> SampleUse:
-        """Return this protection, which counts trainings and tables and adds their noise.
-
-        Its hooks raise SettingsError for more than the ledger was charged for.
-        """
-        return self
 
     def upload(self, upload: Payload) -> Payload:
         """Refuse arrays that are not released. Nothing changes the upload after this protection."""

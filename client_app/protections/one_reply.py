@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from client_app.protections.base import Protection
 from client_app.site.ledger_audit import AnswerRecord, answers_file
 from client_app.site.record import record_in
-from protofl_common.basics.run_history import RunHistory
 from protofl_common.experiment.settings import Settings
 from protofl_common.wire.schema import RefusedMessage
 
@@ -59,40 +58,33 @@ class OneReply(Protection):
         RefusedMessage where this question or a later one was answered, and where the server's run
         history leaves out a round that was answered.
         """
-        instructions = self.client.instructions
         file = answers_file(self.client.root, self.client.name)
         with record_in(file, "what was answered") as answers:
-            trained, evaluated = map(int, answers.get(self._key, (0, 0)))
-            self._refuse_another_history(trained, instructions.run_history)
-            self._refuse_if_answered(trained, evaluated, instructions.round)
+            self._check(*map(int, answers.get(self._key, (0, 0))))
             yield answers
 
-    def _refuse_if_answered(self, trained: int, evaluated: int, number: int) -> None:
-        """Raise RefusedMessage if the question of round ``number`` or a later one was answered.
+    def _check(self, trained: int, evaluated: int) -> None:
+        """Raise RefusedMessage as `_answers` says.
 
         ``trained`` is the last training round and ``evaluated`` the round of the final evaluation
-        that were answered, 0 for none. After the final evaluation nothing is answered.
+        that were answered, 0 for none. After the final evaluation nothing is answered. The history
+        decides from which stored state of the model the client goes on, so a server must not change
+        it within a Flower run.
         """
-        asks_for_training = self.client.trains_now
-        is_past = asks_for_training and number <= trained
+        client = self.client
+        number = client.instructions.round
+        history = client.instructions.run_history
+        if trained and not history.counts(client.run_id, trained):
+            raise RefusedMessage(
+                f"round.run_history is {history.text!r}, in which round {trained} of the Flower run"
+                f" {client.run_id} does not count, but this site has answered it"
+            )
+        is_past = client.trains_now and number <= trained
         if not evaluated and not is_past:
             return
-        asked = f"training in round {number}" if asks_for_training else "the final evaluation"
+        asked = f"training in round {number}" if client.trains_now else "the final evaluation"
         last = "the final evaluation" if evaluated else f"round {trained}"
         raise RefusedMessage(
             f"asked for {asked}, but this site has answered {last} of this Flower run, and answers"
             " nothing twice"
         )
-
-    def _refuse_another_history(self, trained: int, history: RunHistory) -> None:
-        """Raise RefusedMessage where the history does not count the last round that was answered.
-
-        ``trained`` is that round, 0 for none. The history decides from which stored state of the
-        model the client goes on, so a server must not change it within a Flower run.
-        """
-        run_id = self.client.run_id
-        if trained and not history.counts(run_id, trained):
-            raise RefusedMessage(
-                f"round.run_history is {history.text!r}, in which round {trained} of the Flower run"
-                f" {run_id} does not count, but this site has answered it"
-            )

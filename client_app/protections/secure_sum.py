@@ -541,7 +541,8 @@ class SecureAggregation(Protection):
         names = sums.figure_names(settings.row.reported_losses, self.work.metrics)
         figures = sums.to_whole(sums.weighted_figures(reply.report, samples, names), sites)
         # a server cannot check the length of a single site's prototypes in a sum, so the site does
-        limits = replace(reply.limits, max_norm=settings.bounds.max_prototype_norm)
+        limits = self.work.limits(reply.templates(declared))
+        limits = replace(limits, max_norm=settings.bounds.max_prototype_norm)
         step = 0.0
         if settings.privacy.dp_honest_sites > 1:
             step = finest_unit_of_moments(settings.privacy.dp_feature_clip)

@@ -26,17 +26,20 @@ def replacing(path: Path, *, private: bool = False, durable: bool = True) -> Ite
     """Yield a free name; the file or folder written there replaces ``path`` after the ``with``.
 
     A folder must have no folders in it. After an error in the block ``path`` is as it was, and
-    nothing is left beside it. A ``private`` file is written in a folder of its own, into which no
-    other user can look. A power cut may undo what is not ``durable``, until `sync_disk_of`.
+    nothing is left beside it. A ``private`` file is written in a folder into which no other user
+    can look: that of ``path``, or else one of its own. A power cut may undo what is not
+    ``durable``, until `sync_disk_of`.
     """
     if private:
         make_private(path.parent)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
-    new = temporary / path.name if private else temporary
+    new = temporary
     try:
-        if private:  # so that no other user sees a byte, not even if this process is killed
+        # so that no other user sees a byte, not even if this process is killed
+        if private and not is_private(path.parent):
             temporary.mkdir(mode=0o700)
+            new = temporary / path.name
         yield new
         written = [new]
         if new.is_dir():
@@ -69,6 +72,12 @@ def make_private(folder: Path) -> None:
     missing = [place for place in (folder, *folder.parents) if not place.exists()]
     for place in reversed(missing):
         place.mkdir(mode=0o700, exist_ok=True)
+
+
+def is_private(folder: Path) -> bool:
+    """Return whether the folder is this user's, and no other user may look into it."""
+    facts = folder.stat()
+    return facts.st_uid == os.geteuid() and not facts.st_mode & 0o077
 
 
 def write_text(path: Path, text: str, *, private: bool = False) -> None:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 from pathlib import Path
 from unicodedata import name as character_name
 from unicodedata import normalize
@@ -23,13 +24,14 @@ def in_order(names: Iterable[str]) -> list[str]:
 
     Names that differ in leading zeros only have an order too: ``site-01`` before ``site-1``.
     """
+    return sorted(names, key=_natural_key)
 
-    def natural_key(name: str) -> tuple[str, str]:
-        # with leading zeros, numbers of up to twelve digits sort as texts
-        padded = re.sub(r"\d+", lambda number: number.group().zfill(12), name)
-        return padded, name
 
-    return sorted(names, key=natural_key)
+@lru_cache(maxsize=10_000)  # each round puts all sites in order, several times
+def _natural_key(name: str) -> tuple[str, str]:
+    # with leading zeros, numbers of up to twelve digits sort as texts
+    padded = re.sub(r"\d+", lambda number: number.group().zfill(12), name)
+    return padded, name
 
 
 def first_of(names: Iterable[str], most: int = 20) -> str:

@@ -521,7 +521,9 @@ def _unmet_dp_demand(node: Values, config: Values) -> Iterator[str]:
 def wrong_values(node: Values) -> Iterator[str]:
     """Yield a line for each value of a node config that is wrong whatever a run asks."""
     for key, default in DEFAULTS.items():
-        value = node.get(key, default)
+        if key not in node:
+            continue
+        value = node[key]
         # only whole numbers have a minimum
         minimum = NODE_ROWS[key].minimum if type(default) is int else None
         problem = problem_with(value, type(default), {**ANY_VALUE, "minimum": minimum})

@@ -11,7 +11,7 @@ import sys
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cache, lru_cache
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -85,7 +85,7 @@ class Settings(Sections):
     def row(self) -> Algorithm:
         return algorithm_named(self.run.algo)
 
-    @property
+    @cached_property
     def exchange(self) -> Exchange:
         exchange = self.hparams.exchange(self.row.exchange)
         return exchange.with_vectors() if self.takes_vectors else exchange
@@ -118,17 +118,6 @@ class Settings(Sections):
         if training.lr_schedule == "step":
             return training.lr * training.lr_decay ** (rounds_before // training.lr_step)
         return training.lr
-
-    def alignment_in(self, round_number: int) -> float:
-        """Return the factor from 0 to 1 on the weight of loss terms that align features.
-
-        It is 0 in round 1, grows by the same amount in each of ``alignment-warmup`` rounds, and
-        then stays 1; without a warm-up it is 1 always.
-        """
-        warmup = self.training.alignment_warmup
-        if not warmup:
-            return 1.0
-        return min(1.0, (round_number - 1) / warmup)
 
     @property
     def starts_alike(self) -> bool:
@@ -192,7 +181,7 @@ class Settings(Sections):
             return ()
         return parse_backbones(setting)
 
-    @property
+    @cached_property
     def takes_vectors(self) -> bool:
         """True if the samples are feature vectors that the clients have computed themselves.
 
@@ -259,9 +248,10 @@ class Settings(Sections):
         if run_config.get("algo") not in CATALOG:
             # not cached: the row of another package may change while it is developed
             return cls._read(run_config, node)
-        if not all(isinstance(value, Scalar) for value in (*run_config.values(), *node.values())):
-            return cls._read(run_config, node)  # which refuses values of other types
-        configs = json.dumps([dict(run_config), dict(node)])  # in which 1, 1.0 and true differ
+        try:
+            configs = json.dumps([dict(run_config), dict(node)])  # in which 1, 1.0 and true differ
+        except TypeError:
+            return cls._read(run_config, node)  # which refuses values that are no JSON
         return cls._read_cached(configs)
 
     @classmethod
@@ -436,8 +426,8 @@ def _hparams(
 def _run_problems(settings: Settings) -> Iterator[str]:
     """Yield a line for each setting of the run itself that does not fit the others.
 
-    That is a wrong name of the run, a callback, baseline or metric; a warm-up without a term that
-    it acts on; and ``resume`` without the name of a run.
+    That is a wrong name of the run, a callback, baseline or metric, and ``resume`` without the name
+    of a run.
     """
     run = settings.run
     if run.run_name and not is_plain_name(run.run_name):
@@ -448,12 +438,6 @@ def _run_problems(settings: Settings) -> Iterator[str]:
         if name not in CATALOG:
             choices = f"{', '.join(CATALOG)}{did_you_mean(name, CATALOG)}"
             yield f"baselines = {name!r}: choose among {choices}"
-    warmup = settings.training.alignment_warmup
-    if warmup and not settings.row.aligning:
-        yield (
-            f"alignment-warmup = {warmup}: {run.algo} has no term that aligns features; choose 0,"
-            f" or an algo of {_algos(lambda row: bool(row.aligning))}"
-        )
     try:
         metric_names(run.metrics, settings.task.metric_choices())
     except SettingsError as error:

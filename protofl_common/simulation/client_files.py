@@ -5,7 +5,7 @@ import os
 import shutil
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from protofl_common.basics.files import replacing
@@ -20,8 +20,8 @@ Listing = Mapping[str, tuple[int, int, int]]
 class ClientFiles:
     """The files of a folder, and the content of those that its copy elsewhere lacks."""
 
-    names: frozenset[str]
-    content: Mapping[str, bytes]
+    names: frozenset[str] = frozenset()
+    content: Mapping[str, bytes] = field(default_factory=dict)
 
     @classmethod
     def since(cls, folder: Path, known: Listing) -> "ClientFiles":

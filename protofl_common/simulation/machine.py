@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from protofl_common.config.options import Scalar, SettingsError, Values
-from protofl_common.simulation.pool import pool
+from protofl_common.simulation.pool import clients_on, pool
 
 if TYPE_CHECKING:
     from protofl_common.simulation.ray import Cluster  # Ray, a second
@@ -95,7 +95,7 @@ def _clients_on(gpus: list[tuple[str, int]], share: Scalar | None) -> int:
     many clients as the one with the least free memory has room for.
     """
     if share:
-        return int(len(gpus) / float(share) + 1e-6)  # rounding of the share must not lose one
+        return clients_on(len(gpus), float(share))
     least_free = min(free_megabytes for _, free_megabytes in gpus)
     clients = min(MOST_CLIENTS_ON_A_GPU, least_free // CLIENT_MEGABYTES)
     return max(1, clients) * len(gpus)

@@ -43,3 +43,8 @@ def _begin() -> None:
     gc.freeze()  # no search for garbage in what is imported (`grid.simulate`)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def clients_on(gpus: float, share: float) -> int:
+    """Return how many clients GPUs have room for, if each gets this ``share`` of one."""
+    return int(gpus / share + 1e-6)  # rounding of the share must not lose one

@@ -18,7 +18,7 @@ import threading
 import warnings
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
@@ -47,6 +47,7 @@ from protofl_common.simulation.client_files import (
     listed,
     remove_abandoned,
 )
+from protofl_common.simulation.pool import clients_on
 
 PACKAGES = ("torch", "numpy", "flwr", "scikit-learn")
 """On whose versions figures may depend."""
@@ -61,41 +62,29 @@ Answer = Callable[[Message, int, Values, Values, int], Message]
 
 
 # -- on a node
-@dataclass(frozen=True)
-class NodeFacts:
-    """What must be the same on all nodes, lest their figures differ."""
+def node_facts(run_config: Values) -> dict[str, str]:
+    """Return what must be the same on all nodes, lest their figures differ: facts of this machine.
 
-    code: str
-    python: str
-    packages: str
-    modules: str
-    data: str
-    processor: str
-
-    @classmethod
-    def of(cls, run_config: Values) -> "NodeFacts":
-        """Return the facts of this machine. Its data are read for them.
-
-        SettingsError or DataError if the settings or the data cannot be read. The code of callbacks
-        is left out: they act at the server alone.
-        """
-        allow_named(run_config)
-        settings = Settings.from_run_config(run_config)
-        data = open_data(settings.data)
-        content = hashlib.sha256()
-        for array in (data.labels, data.domains, data.official):
-            content.update(np.ascontiguousarray(array).data)
-        # of the inputs, which may be large, their shape, type and statistics
-        inputs = (data.inputs.shape, str(data.inputs.dtype), data.mean, data.std)
-        versions = own_code(run_config, without=("callback",))
-        return cls(
-            code=code_version(),
-            python=platform.python_version(),
-            packages=", ".join(f"{package} {version(package)}" for package in PACKAGES),
-            modules=", ".join(f"{name} {code}" for name, code in versions.items()) or "none",
-            data=digest(content.hexdigest(), inputs, data.classes, data.domain_names),
-            processor=_processor(settings.machine.device),
-        )
+    Its data are read for them. SettingsError or DataError if the settings or the data cannot be
+    read. The code of callbacks is left out: they act at the server alone.
+    """
+    allow_named(run_config)
+    settings = Settings.from_run_config(run_config)
+    data = open_data(settings.data)
+    content = hashlib.sha256()
+    for array in (data.labels, data.domains, data.official):
+        content.update(np.ascontiguousarray(array).data)
+    # of the inputs, which may be large, their shape, type and statistics
+    inputs = (data.inputs.shape, str(data.inputs.dtype), data.mean, data.std)
+    versions = own_code(run_config, without=("callback",))
+    return {
+        "code": code_version(),
+        "python": platform.python_version(),
+        "packages": ", ".join(f"{package} {version(package)}" for package in PACKAGES),
+        "modules": ", ".join(f"{name} {code}" for name, code in versions.items()) or "none",
+        "data": digest(content.hexdigest(), inputs, data.classes, data.domain_names),
+        "processor": _processor(settings.machine.device),
+    }
 
 
 class Worker:
@@ -118,30 +107,27 @@ class Worker:
         self.in_use = (self.copies / IN_USE).open("w")
         fcntl.flock(self.in_use, fcntl.LOCK_SH)  # shared by all processes of this node
 
-    def facts(self, run_config: Values) -> NodeFacts:
-        return NodeFacts.of(run_config)
+    def facts(self, run_config: Values) -> dict[str, str]:
+        return node_facts(run_config)
 
-    def answer(
-        self, answer: Answer, question: "_Question", names: list[str], *records: Any
-    ) -> tuple[Message, ClientFiles]:
+    def answer(self, question: "_Question", *records: Any) -> tuple[Message, ClientFiles]:
         """Return a client's reply, and those of its files that the answer has changed.
 
         First the copy of the client's folder here is made the same as the folder on the machine of
-        the command. ``records`` are the content of the message, with their ``names``; Ray has
-        brought their arrays.
+        the command. ``records`` are the content of the message; Ray has brought their arrays.
         """
         message = question.message
-        message.content = RecordDict(dict(zip(names, records, strict=True)))
+        message.content = RecordDict(dict(zip(question.names, records, strict=True)))
         out_dir = self.copies / digest(question.run_config["out-dir"])
         run_config = {**question.run_config, "out-dir": str(out_dir)}
         arguments = (message, question.run_id, question.node, run_config, question.threads)
         if question.place is None:  # an introduction names no run, and so no folder of one
-            return answer(*arguments), ClientFiles(frozenset(), {})
+            return question.answer(*arguments), ClientFiles()
 
         folder = out_dir / question.place
         question.files.put_into(folder)
         before = listed(folder)
-        reply = answer(*arguments)
+        reply = question.answer(*arguments)
         return reply, ClientFiles.since(folder, before)
 
     def forget(self) -> None:
@@ -163,22 +149,22 @@ def _processor(device: str) -> str:
 class _Question:
     """A message to a client, and what its answer needs beside its arrays."""
 
+    answer: Answer
     message: Message
+    names: list[str]  # of the message's records
     run_id: int
     node: Values
     run_config: Values
     threads: int
     place: Path | None  # of the client's folder below out-dir; None in an introduction
-    files: ClientFiles = field(default_factory=lambda: ClientFiles(frozenset(), {}))
+    files: ClientFiles = field(default_factory=ClientFiles)
 
 
 @dataclass(eq=False)
 class _Task:
     """A question that is not answered yet."""
 
-    answer: Answer
     question: _Question
-    names: list[str]
     records: list[Any]  # of the message: what several have alike is a reference, put once
     folder: Path | None  # of the client, in the folder of its run
     reply: Future[Message] = field(default_factory=Future)
@@ -213,12 +199,12 @@ class Cluster:
         self._secret = token_hex(8)  # nobody on a node can have made its folder before
         self.nodes: dict[str, _Node] = {}
         self._tasks: list[_Task] = []
-        self._num_taken = 0  # tasks that `_next` has given a process, and that are not over
         self._changed = threading.Condition()
         # folder of a client -> the node that has a copy of it, and what is in the copy
         self._copy_of_folder: dict[Path, tuple[_Node, Listing]] = {}
-        # id of arrays -> the arrays, and Ray's reference to them
+        # id of arrays in this round's messages -> the arrays, and Ray's reference to them
         self._references: dict[int, tuple[ArrayRecord, Any]] = {}
+        self._round = ""  # as Flower's messages name it
 
     # -- before a run, and after it
     def begin(self, run_config: Values, on_event: OnEvent) -> None:
@@ -239,17 +225,16 @@ class Cluster:
             )
         workers = sum(len(node.workers) for node in self.nodes.values())
         on_event(Said(f"nodes: {len(self.nodes)} · clients at a time: {workers}"))
-        here = NodeFacts.of(run_config)
+        here = node_facts(run_config)
         problems = []
         for node, facts in self._facts_of_nodes(run_config).items():
             if isinstance(facts, str):  # why there are none
                 problems.append(f"node {node.name}: {facts}")
                 continue
-            for fact in fields(NodeFacts):
-                there = getattr(facts, fact.name)
-                mine = getattr(here, fact.name)
-                text = f"node {node.name}: {fact.name} is {there}, and {mine} on this machine"
-                if there != mine and fact.name == "processor":
+            for fact, mine in here.items():
+                there = facts[fact]
+                text = f"node {node.name}: {fact} is {there}, and {mine} on this machine"
+                if there != mine and fact == "processor":
                     on_event(Warned(f"{text}: figures may differ in their last digits"))
                 elif there != mine:
                     problems.append(text)
@@ -293,11 +278,13 @@ class Cluster:
         processes, since the last run.
         """
         on_cluster = ray.remote(Worker)
-        for facts in _alive():
-            gpus = self._share_on(facts["Resources"])
+        for facts in ray.nodes():  # type: ignore[no-untyped-call]
+            if not facts["Alive"]:
+                continue
+            clients, gpus = self._room_on(facts["Resources"])
             new = _Node(facts["NodeID"], facts["NodeName"])
             node = self.nodes.get(new.id, new)
-            for index in range(_clients_at_once(facts["Resources"], self.cpus, gpus)):
+            for index in range(clients):
                 if index in node.workers:
                     continue
                 actor = on_cluster.options(
@@ -310,19 +297,25 @@ class Cluster:
                 self.nodes[node.id] = node  # a node without a process is not known
                 threading.Thread(target=self._work, args=(node, index), daemon=True).start()
 
-    def _share_on(self, resources: Config) -> float:
-        """Return which share of a GPU a client gets on a node: by default one, if there is any."""
-        if self.gpus is None:
-            return min(1.0, float(resources.get("GPU", 0)))
-        return self.gpus
+    def _room_on(self, resources: Config) -> tuple[int, float]:
+        """Return how many clients a node has room for, and which share of a GPU each gets.
 
-    def _facts_of_nodes(self, run_config: Values) -> dict[_Node, NodeFacts | str]:
+        By default that is one GPU, if the node has any.
+        """
+        gpus_there = float(resources.get("GPU", 0))
+        share = min(1.0, gpus_there) if self.gpus is None else self.gpus
+        clients = int(float(resources.get("CPU", 0)) / self.cpus)
+        if share:
+            clients = min(clients, clients_on(gpus_there, share))
+        return clients, share
+
+    def _facts_of_nodes(self, run_config: Values) -> dict[_Node, dict[str, str] | str]:
         """Return the facts of each node, or a text that says why it does not answer."""
         asked = {}
         for node in list(self.nodes.values()):
             asked[node.first_worker.facts.remote(dict(run_config))] = node
         answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=START_SECONDS)
-        results: dict[_Node, NodeFacts | str] = {}
+        results: dict[_Node, dict[str, str] | str] = {}
         for reference, node in asked.items():
             if reference not in answered:
                 likely_cause = "other work may have its CPUs (`ray status`)"
@@ -356,12 +349,16 @@ class Cluster:
             folder = Path(str(run_config["out-dir"])).expanduser() / place
         without_content = copy.copy(message)  # Ray brings the content by itself
         without_content.content = RecordDict()
-        question = _Question(without_content, run_id, node, run_config, threads, place)
+        names = list(message.content)
+        question = _Question(
+            answer, without_content, names, run_id, node, run_config, threads, place
+        )
         with self._changed:
-            if not (self._tasks or self._num_taken):  # then no task needs the arrays any more
+            if message.metadata.group_id != self._round:  # tasks have references of their own
+                self._round = message.metadata.group_id
                 self._references.clear()
             records = [self._put(record) for record in message.content.values()]
-            task = _Task(answer, question, list(message.content), records, folder)
+            task = _Task(question, records, folder)
             self._tasks.append(task)
             self._changed.notify_all()
         return task.reply
@@ -391,12 +388,11 @@ class Cluster:
                 self._lose(node, index, task, error)
                 return
             except RayTaskError as error:
-                self._close(task, error.cause, from_node=error)
+                error.cause.__cause__ = error  # Ray's, whose text has the traceback on the node
+                task.reply.set_exception(error.cause)
             except Exception as error:
-                self._close(task, error)
+                task.reply.set_exception(error)
             else:
-                with self._changed:
-                    self._num_taken -= 1  # as `_lose` and `_close` do for other ends
                 task.reply.set_result(reply)
 
     def _answered(self, task: _Task, node: _Node, worker: Any) -> Message:
@@ -410,7 +406,7 @@ class Cluster:
             if home is node:
                 known = in_copy
             question.files = ClientFiles.since(task.folder, known)
-        asked = worker.answer.remote(task.answer, question, task.names, *task.records)
+        asked = worker.answer.remote(question, *task.records)
         reply: Message
         files: ClientFiles
         reply, files = ray.get(asked)
@@ -433,7 +429,6 @@ class Cluster:
                     task = self._best_task(node)
                     if task:
                         self._tasks.remove(task)
-                        self._num_taken += 1
                         return task
                     self._changed.wait()
                 return None
@@ -481,7 +476,6 @@ class Cluster:
             worker = node.workers.pop(index)
             if not node.workers:
                 del self.nodes[node.id]
-            self._num_taken -= 1
             task.died_on.append(node)
             self._tasks.insert(0, task)  # the next process shall take it before all others
             if not self.nodes:
@@ -508,15 +502,6 @@ class Cluster:
                     "nodes or on this machine alone"
                 )
             )
-
-    def _close(
-        self, task: _Task, error: BaseException, from_node: BaseException | None = None
-    ) -> None:
-        """End a task with the error of its answer, which whoever waits for the reply gets."""
-        with self._changed:
-            self._num_taken -= 1
-        error.__cause__ = from_node  # Ray's error, whose text has the traceback on the node
-        task.reply.set_exception(error)
 
 
 _clusters: dict[tuple[str, int, float | None], Cluster] = {}
@@ -552,20 +537,6 @@ def _connect(address: str) -> None:
         ) from error
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, on_sigterm)  # Ray has put its own in the place
-
-
-def _alive() -> list[dict[str, Any]]:
-    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
-    return [node for node in nodes if node["Alive"]]
-
-
-def _clients_at_once(resources: Config, cpus: int, gpus: float) -> int:
-    """Return how many clients a node has room for, if each gets so many CPUs and GPUs."""
-    number = int(float(resources.get("CPU", 0)) / cpus)
-    if gpus:
-        gpu_clients = float(resources.get("GPU", 0)) / gpus
-        number = min(number, int(gpu_clients + 1e-6))  # rounding of the share must not lose one
-    return number
 
 
 def _place_of(message: Message, node: Values) -> Path | None:

@@ -208,7 +208,9 @@ def pack_baseline(algo: str) -> dict[str, ConfigRecord]:
 
 def unpack_baseline(content: RecordDict) -> str:
     """Return the baseline that a message is about, "" for none; RefusedMessage if malformed."""
-    record = content.get("baseline", ConfigRecord({"algo": ""}))
+    record = content.get("baseline")
+    if record is None:
+        return ""
     if isinstance(record, ConfigRecord) and len(record) == 1:
         algo = record.get("algo")
         if isinstance(algo, str):
@@ -387,17 +389,10 @@ def unpack_report(
         raise RefusedMessage(f"a report without {', '.join(sorted(set(COUNTS) - counts.keys()))}")
     if counts["round"] != expected_round:
         raise RefusedMessage(f"a reply to round {counts['round']} in round {expected_round}")
-    correct = {kind: int(value) for kind, value in groups["correct"].items()}
-    _check_figures(counts, correct, groups["metrics"], groups["validation"])
-    return Report(
-        **counts,
-        correct=correct,
-        losses=groups["losses"],
-        seconds=groups["seconds"],
-        metrics=groups["metrics"],
-        validation=groups["validation"],
-        epsilon=epsilon,
-    )
+    correct = {kind: int(value) for kind, value in groups.pop("correct").items()}
+    report = Report(**counts, correct=correct, **groups, epsilon=epsilon)  # type: ignore[arg-type]
+    _check_figures(report)
+    return report
 
 
 def _is_figure(value: object) -> TypeGuard[int | float]:
@@ -414,19 +409,14 @@ def _may_be_negative(group: str, key: str) -> bool:
     return group == "losses"
 
 
-def _check_figures(
-    counts: Mapping[str, int],
-    correct: Mapping[str, int],
-    metrics: Mapping[str, float],
-    validation: Mapping[str, float],
-) -> None:
+def _check_figures(report: Report) -> None:
     """Refuse figures that contradict the numbers of samples, and shares above 1."""
-    if any(number > counts["test_samples"] for number in correct.values()):
+    if any(number > report.test_samples for number in report.correct.values()):
         raise RefusedMessage("more correct predictions than test samples")
-    for name, value in (*metrics.items(), *validation.items()):
+    for name, value in (*report.metrics.items(), *report.validation.items()):
         if is_share(name) and value > 1 + ROUNDING:  # `unpack_report` has refused shares below 0
             raise RefusedMessage("an accuracy, or a metric that is a share, above 1")
-    if validation and not counts["validation_samples"]:
+    if report.validation and not report.validation_samples:
         raise RefusedMessage("figures on validation data without validation samples")
 
 

@@ -277,9 +277,9 @@ def slow_clients(sites: Iterable[str], rate: float, seed: int) -> set[str]:
 
     The same seed and names give the same clients. Without ``slow-rate`` there are none.
     """
-    names = in_order(sites)
     if not rate:
         return set()
+    names = in_order(sites)
     number = min(len(names) - 1, max(1, round(rate * len(names))))
     generator = np.random.default_rng(derive_seed(seed, "slow"))
     return {str(name) for name in generator.choice(names, size=number, replace=False)}

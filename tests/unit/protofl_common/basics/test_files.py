@@ -58,9 +58,10 @@ def test_a_folder_replaces_a_folder_but_a_file_never_does(tmp_path: Path) -> Non
     assert (tmp_path / "entry" / "2").exists()
 
 
-def test_nobody_else_reads_what_is_private_while_it_is_written(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", [0o755, 0o750, 0o700])
+def test_nobody_else_reads_what_is_private_while_it_is_written(mode: int, tmp_path: Path) -> None:
     """The file, or its folder, is closed to others from the beginning."""
-    tmp_path.chmod(0o755)
+    tmp_path.chmod(mode)
     before = os.umask(0o022)  # others may read new files
     try:
         with replacing(tmp_path / "key", private=True) as beside:
