@@ -28,7 +28,7 @@ WAITING = "waiting.json"
 HEADS = "heads.jsonl"
 SETTINGS = "settings.toml"  # with which `flwr run` makes the run again
 CHECKPOINTS = "checkpoints"  # the folder of what lets it go on
-CHECKPOINT_FORMAT = "protofl-checkpoint-5"
+CHECKPOINT_FORMAT = "protofl-checkpoint-6"
 WEIGHTS = "model.safetensors"  # of an exported model; a client leaves this file alone
 CARD = "model.json"
 BEST = "best.safetensors"  # a client's model of the best round, where asked for, beside its last
@@ -241,10 +241,12 @@ def unused_replies(row: RoundRow) -> Iterator[tuple[Trouble, str, str]]:
     for kind in TROUBLE:
         sites = row[kind]  # of "missing" a list, of the other kinds site -> reason
         for site in sites:
-            reason = "no answer in time"
-            if isinstance(sites, dict):
-                reason = str(sites[site])
-            yield kind, site, reason
+            yield kind, site, str(sites[site]) if isinstance(sites, dict) else "no answer in time"
+
+
+def without_clients(row: RoundRow) -> RoundRow:
+    """Return the row without figures of single clients: many rounds' would fill the memory."""
+    return {**row, "clients": {}}
 
 
 def baseline_folder(run: Path, algo: str) -> Path:
@@ -363,13 +365,10 @@ def heads_in(path: Path) -> Iterator[HeadsRow]:
     anything into it.
     """
     for row in _read(path):
-        heads = row.get("heads")
-        names_a_round = isinstance(row.get("run"), str) and isinstance(row.get("round"), int)
-        has_heads = isinstance(heads, dict) and all(
-            isinstance(head, str) for head in heads.values()
-        )
-        if names_a_round and has_heads:
-            yield row
+        match row:
+            case {"run": str(), "round": int(), "heads": dict(heads)}:
+                if all(isinstance(head, str) for head in heads.values()):
+                    yield row
 
 
 def _json_line(row: RoundRow | MarginRow) -> str:
