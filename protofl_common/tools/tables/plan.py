@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import product
 from pathlib import Path, PurePath
-from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -35,7 +34,7 @@ from protofl_common.runs.events import Event, Failed, RoundDone
 from protofl_common.runs.folder import CHECKPOINTS, NEW, SUMMARY, RunFolder
 from protofl_common.tools.arguments import read_recipe
 from protofl_common.tools.tables.figure import Figure
-from protofl_common.tools.tables.spec import TableFile
+from protofl_common.tools.tables.spec import Space, TableFile
 
 NOT_OF_EXPERIMENT = keys_that_change("name", "machine", "waiting", "display") - {"min-replies"}
 """Settings that may differ between two runs that are the same experiment."""
@@ -73,8 +72,7 @@ class Cell:
     figure: Figure
     runs: dict[int, Run]  # by seed; {} for a cell that is skipped
     skipped: str = ""  # why
-    # of ``--search``: setting -> choices, or a range (`spec`)
-    spaces: dict[str, Any] = field(default_factory=dict)
+    spaces: dict[str, Space] = field(default_factory=dict)  # of ``--search``, by setting
     found: Found | None = None  # what the search has found; then the runs have these settings
     asked: bool = True  # False: not among ``--only``; nothing is made for it, what it has is shown
 
@@ -174,25 +172,23 @@ def _cell(
     if clients:
         federation = federation | {"num-supernodes": clients}
     runs = {seed: _run(config | {"seed": seed}, federation, data_dir) for seed in seeds}
-    check_settings_act(row.settings, *(run.settings for run in runs.values()))
-    _check_measured(figure, *(run.settings for run in runs.values()))
     spaces = table.search | column.search | row.search
-    return Cell(row_name, column_name, figure, runs, spaces=spaces)
+    cell = Cell(row_name, column_name, figure, runs, spaces=spaces)
+    check_settings_act(row.settings, cell.first_run.settings)  # the others differ in the seed only
+    _check_measured(figure, cell.first_run.settings)
+    return cell
 
 
-def _check_measured(figure: Figure, *runs: Settings) -> None:
-    """Raise SettingsError if the figure is of a metric that the runs do not measure."""
+def _check_measured(figure: Figure, settings: Settings) -> None:
+    """Raise SettingsError if the figure is of a metric that such runs do not measure."""
     # of head/auc and validation/head/recall/3 that is auc, and recall
-    metric = figure.what.removeprefix("validation/").partition("/")[2].partition("/")[0]
-    if not metric or f"/{metric}" == NEW:
-        return
-    for settings in runs:
-        if metric not in settings.reported_metrics:
-            measured = ", ".join([*settings.metrics, metric])
-            raise SettingsError(
-                f"figure.what = {figure.what!r}: its runs do not measure {metric}; "
-                f"set metrics = {measured!r}"
-            )
+    _, metric, *_ = [*figure.what.removeprefix("validation/").split("/"), ""]
+    if metric and f"/{metric}" != NEW and metric not in settings.reported_metrics:
+        measured = ", ".join([*settings.metrics, metric])
+        raise SettingsError(
+            f"figure.what = {figure.what!r}: its runs do not measure {metric}; "
+            f"set metrics = {measured!r}"
+        )
 
 
 def _skipped_if_data_are_missing(cell: Cell) -> Cell:

@@ -470,6 +470,9 @@ of the whole run on the machine that made it.
 """
 
 
+A_NUMBER_EACH = "must be a number for each column"
+
+
 @pytest.mark.parametrize(("old", "new", "expected"), [
     ("title: A small table", "", "title: missing"),
     ("rows:", "rows: {a: }\nrows:", "not YAML: 'rows' stands twice"),
@@ -478,10 +481,12 @@ of the whole run on the machine that made it.
     ("fedproto.lambda", "fedproto.lamda",
         "row FedProto: settings: fedproto.lamda: unknown key"),
     ("clients: 3", "clients: 0", "column few: clients = 0: must be a whole number, at least 1"),
-    ("{few: 1.5}", "{many: 1.5}", "row gain: paper: no column 'many'"),
-    ("null, 90]", "null, 90, 91]", "row Local: paper has 4 numbers for 3 columns"),
+    ("{few: 1.5}", "{many: 1.5}",
+        f"row gain: paper = {{'many': 1.5}}: {A_NUMBER_EACH}, [1.0, …], of all, first, few"),
+    ("null, 90]", "null, 90, 91]",
+        f"row Local: paper = ['98.26 ± 0.40', None, 90, 91]: {A_NUMBER_EACH}"),
     ("{paper: [97.5]}", "{paper: 97.5}",
-        "row FedRep: paper = 97.5: must be a number for each column"),
+        f"row FedRep: paper = 97.5: {A_NUMBER_EACH}"),
     ("{paper: [97.5]}", "fedrep", "row FedRep = 'fedrep': must be key: value pairs"),
     ("  all:\n", "  all: 5\n", "column all = 5: must be key: value pairs"),
     ("rounds: 2,", "rounds: 2, seed: 9,",
