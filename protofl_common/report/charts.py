@@ -8,14 +8,16 @@ of lie by their principal components.
 import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from operator import truediv
 
 import numpy as np
 
-from protofl_common.config.sections import PER_UNIT
 from protofl_common.report import drawing as plot
 from protofl_common.report.reading import Floats, Ints, RecordedRun
+from protofl_common.runs.figures import axis
 from protofl_common.runs.folder import RoundRow
-from protofl_common.runs.over_clients import figures_of, measured
+from protofl_common.runs.over_clients import factor, figures_of
 from protofl_common.tasks.metrics import BY_CLASS, LABEL_AUC, RECALL
 
 MEANING = {"head": "each model's classifier", "prototype": "the nearest prototype"}
@@ -32,21 +34,19 @@ def means(run: RecordedRun) -> Iterator[plot.Drawing]:
     if not rows:
         return
     lines = {}
-    for kind, result in run.results.items():
+    for result in run.results.values():
         name = result.name
-        for measure, label in (("mean", "mean"), ("worst-10%", "worst 10 %")):
-            # with secure aggregation there is only a mean
-            if measure in run.last_result(kind):
-                lines[f"{name}, {label}"] = _over_rounds(rows, name, measure)
+        lines[f"{name}, mean"] = _over_rounds(rows, name)
+        if not run.hides_clients:
+            lines[f"{name}, worst 10 %"] = _over_rounds(rows, name, "worst-10%")
         if any(name in row.get("validation", {}) for row in rows):
             lines[f"{name}, validation"] = _over_rounds(rows, f"validation/{name}")
 
-    title = title_of(run)
     kinds = " and ".join(f"“{run.results[kind].name}” by {MEANING[kind]}" for kind in run.results)
     worst = "" if run.hides_clients else f", and that of {run.worst_tenth}"
     caption = (
-        f"Test {title} over {run.averaged_over}, {kinds}: the mean{worst}. Measured with what the "
-        "clients received, after the round on the horizontal axis."
+        f"Test {result.title} over {run.averaged_over}, {kinds}: the mean{worst}. Measured with "
+        "what the clients received, after the round on the horizontal axis."
     )
     if not run.evaluates_same_clients:
         caption += " Points are not all of the same clients."
@@ -58,55 +58,17 @@ def means(run: RecordedRun) -> Iterator[plot.Drawing]:
         caption,
         _rounds(rows),
         lines,
-        f"test {title}, %",
+        axis(result),
     )
 
 
-def title_of(run: RecordedRun) -> str:
-    """Say what the run's result is, such as "accuracy" or "AUC"; it has one."""
-    return next(iter(run.results.values())).title
+def _over_rounds(rows: list[RoundRow], name: str, measure: str = "mean") -> list[float]:
+    """Return a figure over the clients from each row; NaN where a row lacks it.
 
-
-def of_methods(run: RecordedRun) -> Iterator[plot.Drawing]:
-    """Draw the mean result of the run and of each of its baselines over the rounds.
-
-    Nothing is drawn of a run without baselines. Methods may be evaluated after different rounds: a
-    line has a gap (NaN) at a round after which only other methods were evaluated.
+    ``name`` is as in `figures_of`, ``measure`` such as ``mean`` or ``worst-10%``. Accuracies are in
+    percent.
     """
-    methods = run.rows_of_baselines | {run.algorithm: run.rows}
-    if len(methods) < 2:
-        return
-    evaluated_rounds: set[int] = set()
-    for rows in methods.values():
-        evaluated_rounds.update(_rounds(rows))
-    rounds = sorted(evaluated_rounds)
-    lines = {}
-    for name, rows in methods.items():
-        kind = "head" if any("head" in row["accuracy"] for row in rows) else "prototype"
-        figure = run.task.result_of(kind, measured(rows)).name
-        value_after = dict(zip(_rounds(rows), _over_rounds(rows, figure), strict=True))
-        lines[name] = [value_after.get(number, math.nan) for number in rounds]
-    title = title_of(run)
-    yield plot.line_chart(
-        "accuracy-of-methods",
-        "The run and its baselines",
-        f"Mean test {title} over {run.averaged_over}, by each model's head (by prototypes where "
-        "an algorithm trains no head): the same clients and data, one seed.",
-        rounds,
-        lines,
-        f"test {title}, %",
-    )
-
-
-def _over_rounds(
-    rows: list[RoundRow], name: str, measure: str = "mean", factor: int = 100
-) -> list[float]:
-    """Return a figure over the clients from each row, times ``factor``; NaN where a row lacks it.
-
-    ``name`` is as in `figures_of`, ``measure`` such as ``mean`` or ``worst-10%``. The default
-    factor turns figures in [0, 1] into percent.
-    """
-    return [factor * figures_of(row).get(name, {}).get(measure, math.nan) for row in rows]
+    return [factor(name) * figures_of(row).get(name, {}).get(measure, math.nan) for row in rows]
 
 
 def of_domains(run: RecordedRun) -> Iterator[plot.Drawing]:
@@ -118,20 +80,22 @@ def of_domains(run: RecordedRun) -> Iterator[plot.Drawing]:
     if not run.domains or not run.better_kind or run.hides_clients:
         return
     result = run.results[run.better_kind]
+    rounds = []
     lines: dict[str, list[float]] = {domain: [] for domain in run.domains}
     for row in run.each_row():
         if result.name not in figures_of(row):
             continue
+        rounds.append(row["evaluated-after-round"])
         for domain, sites in run.domains.items():
-            values = [percent_of(row, site, result.name) for site in sites]
-            lines[domain].append(_mean_of_known(values))
+            mean = _mean_of_known(of_site(row, site, result.name) for site in sites)
+            lines[domain].append(factor(result.name) * mean)
     yield plot.line_chart(
         "accuracy-of-domains",
         "By domain",
         f"Mean test {result.title} over the clients of each domain, by {MEANING[run.better_kind]}.",
-        _rounds(run.evaluations(run.better_kind)),
+        rounds,
         lines,
-        f"test {result.title} ({run.better_kind}), %",
+        axis(result),
     )
 
 
@@ -140,24 +104,21 @@ def of_clients(run: RecordedRun) -> Iterator[plot.Drawing]:
     if run.hides_clients or not run.sites:
         return
     sites, words_on_others = _first_of(run, list(run.sites))
-    # way to predict -> values [R, S], of R evaluations and S sites
-    maps: dict[str, list[list[float]]] = {kind: [] for kind in run.results}
-    for row in run.each_row():
-        for kind, values_RS in maps.items():
-            name = run.results[kind].name
-            if name in figures_of(row):
-                values_RS.append([percent_of(row, site, name) for site in sites])
-    for kind, values_RS in maps.items():
-        title = run.results[kind].title
+    for kind, result in run.results.items():
+        columns = {}  # round -> the values of all sites after it
+        for row in run.each_row():
+            if result.name in figures_of(row):
+                values = [of_site(row, site, result.name) for site in sites]
+                columns[row["evaluated-after-round"]] = values
         yield plot.heat_map(
             f"accuracy-of-clients-{kind}",
             f"Every client ({kind})",
-            f"Test {title} of each client by {MEANING[kind]}; lighter is better, on the "
+            f"Test {result.title} of each client by {MEANING[kind]}; lighter is better, on the "
             f"range of these values. Blank: not evaluated.{words_on_others}",
-            np.array(values_RS).T,
+            factor(result.name) * np.array(list(columns.values())).T,
             sites,
-            _rounds(run.evaluations(kind)),
-            f"test {title}, %",
+            list(columns),
+            axis(result),
             "after round",
         )
 
@@ -179,14 +140,10 @@ def metrics(run: RecordedRun) -> Iterator[plot.Drawing]:
     recall of each class, and the AUC of each label, have a map of their own.
     """
     rows = [row for row in run.rows if row.get("metrics")]
-    values: dict[str, list[float]] = {}  # such as "head/auc" or "head/recall/3" -> over the rounds
-    for row in rows:
-        for name in row["metrics"]:
-            if name not in values:
-                values[name] = _over_rounds(rows, name, factor=1)
-
+    means = [{name: value["mean"] for name, value in row["metrics"].items()} for row in rows]
+    every_line = _lines(means)
     lines = {}
-    for name, line in values.items():
+    for name, line in every_line.items():
         is_by_class = any(f"/{metric}/" in name for metric in BY_CLASS)
         if not is_by_class:
             lines[name] = line
@@ -202,9 +159,8 @@ def metrics(run: RecordedRun) -> Iterator[plot.Drawing]:
 
     for metric, title in {RECALL: "Recall of each class", LABEL_AUC: "AUC of each label"}.items():
         prefix = f"{run.better_kind}/{metric}/"
-        labels = sorted(
-            int(name.removeprefix(prefix)) for name in values if name.startswith(prefix)
-        )
+        its_names = [name for name in every_line if name.startswith(prefix)]
+        labels = sorted(int(name.removeprefix(prefix)) for name in its_names)
         if not labels:
             continue
         yield plot.heat_map(
@@ -212,10 +168,10 @@ def metrics(run: RecordedRun) -> Iterator[plot.Drawing]:
             title,
             f"{title} by {MEANING[run.better_kind]}: the mean over the clients with test samples "
             "of it.",
-            100 * np.array([values[f"{prefix}{label}"] for label in labels]),
+            np.array([every_line[f"{prefix}{label}"] for label in labels]),
             [run.class_name(label) for label in labels],
             _rounds(rows),
-            f"{title.split()[0]}, %",  # "Recall, %" or "AUC, %"
+            title.split()[0],  # "Recall" or "AUC"
             "after round",
         )
 
@@ -225,13 +181,12 @@ def losses(run: RecordedRun) -> Iterator[plot.Drawing]:
     rows = [row for row in run.rounds if row["losses"]]
     if not rows:
         return
-    names = _names_in_any(row["losses"] for row in rows)
-    if set(names) == {"total", "cross-entropy"}:  # the total of one term is that term
-        names.remove("total")
-    lines = {name: [row["losses"].get(name, math.nan) for row in rows] for name in names}
-    of_server = [row.get("server", {}) for row in rows]
-    if "server-loss" in _names_in_any(of_server):
-        lines["server's loss"] = [figures.get("server-loss", math.nan) for figures in of_server]
+    lines = _lines([row["losses"] for row in rows])
+    if lines.keys() == {"total", "cross-entropy"}:  # the total of one term is that term
+        del lines["total"]
+    of_server = _lines([row.get("server", {}) for row in rows])
+    if "server-loss" in of_server:
+        lines["server's loss"] = of_server["server-loss"]
     yield plot.line_chart(
         "losses",
         "Training losses",
@@ -244,12 +199,13 @@ def losses(run: RecordedRun) -> Iterator[plot.Drawing]:
     )
 
 
-def _names_in_any(figures: Iterable[Mapping[str, object]]) -> list[str]:
-    """Return the names of figures that any row has, in the order in which they first occur."""
-    names: dict[str, None] = {}
-    for figures_of_row in figures:
-        names |= dict.fromkeys(figures_of_row)
-    return list(names)
+def _lines(rows: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
+    """Return a line for each figure that any row has, in the order in which they first occur.
+
+    It is NaN where a row lacks the figure.
+    """
+    names = dict.fromkeys(chain(*rows))
+    return {name: [row.get(name, math.nan) for row in rows] for name in names}
 
 
 def samples(run: RecordedRun) -> Iterator[plot.Drawing]:
@@ -448,10 +404,9 @@ def time(run: RecordedRun) -> Iterator[plot.Drawing]:
         "merging": [row["seconds"].get("aggregate", math.nan) for row in rows],
     }
     # a row has the seconds of each phase summed over the clients
-    for phase in _names_in_any(row["seconds"]["clients"] for row in rows):
-        lines[f"client: {phase}"] = [
-            row["seconds"]["clients"].get(phase, math.nan) / row["valid"] for row in rows
-        ]
+    for phase, sums in _lines([row["seconds"]["clients"] for row in rows]).items():
+        clients = [row["valid"] for row in rows]
+        lines[f"client: {phase}"] = list(map(truediv, sums, clients))
     yield plot.line_chart(
         "time-of-a-round",
         "Time of a round",
@@ -464,40 +419,13 @@ def time(run: RecordedRun) -> Iterator[plot.Drawing]:
     )
 
 
-def spent(run: RecordedRun) -> Iterator[plot.Drawing]:
-    """Draw the accuracy against the ε that it has cost, for a run with differential privacy.
-
-    The evaluation before the first round is left out: no privacy has been spent then.
-    """
-    epsilon_after = {row["round"]: row["epsilon"] for row in run.rounds if "epsilon" in row}
-    rows = [
-        row for row in run.rows if row["accuracy"] and row["evaluated-after-round"] in epsilon_after
-    ]
-    if not rows:
-        return
-    caption = (
-        "What each evaluation's model has cost: ε of the client that the run costs most, as if it "
-        "took part in every round. With a budget for all rounds, fewer rounds need less noise: "
-        "the curve is no forecast of a run with a smaller budget."
-    )
-    yield plot.line_chart(
-        "accuracy-against-epsilon",
-        "Accuracy for privacy spent",
-        caption,
-        [epsilon_after[row["evaluated-after-round"]] for row in rows],
-        {f"{kind}, mean": _over_rounds(rows, kind) for kind in run.last_evaluation},
-        "test accuracy, %",
-        f"ε spent{PER_UNIT[str(run.settings['dp'])]}",
-    )
-
-
 def _rounds(rows: list[RoundRow]) -> list[int]:
     """Return the round after which each row was measured: a chart's places from left to right."""
     return [row["evaluated-after-round"] for row in rows]
 
 
-def percent_of(row: RoundRow, site: str, name: str) -> float:
-    """Return a client's figure in percent; NaN where the client did not tell."""
+def of_site(row: RoundRow, site: str, name: str) -> float:
+    """Return a client's figure; NaN where the client did not tell."""
     if site not in row["clients"]:
         return math.nan
-    return 100.0 * float(figures_of(row["clients"][site]).get(name, math.nan))
+    return float(figures_of(row["clients"][site]).get(name, math.nan))

@@ -30,8 +30,8 @@ FIGURE = """<figure id="{0}"><h3>{1}</h3>
 <div class="box">{2}</div><figcaption>{3}</figcaption></figure>
 """
 INK = "#010203"  # stands for the colour of the page's text
-COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#8C6D1F", "#999999")
-DASHES = ("-", "--", "-.", ":")
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#8C6D1F")
+DASHES = ("-", "--", "-.", ":")  # seven colours and four dashes: the first 28 lines all differ
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<")
 WIDTH = 4.8  # inches of one column: 10 points can be read on a telephone
 HEIGHT = 3.3  # inches
@@ -155,12 +155,9 @@ def line_chart(
     with canvas() as (figure, axes):
         for index, (label, values) in enumerate(lines.items()):
             is_known = ~np.isnan(values)
-            repetition = index // len(COLOURS)  # how often all colours have been used before
             look: dict[str, Any] = {
                 "color": COLOURS[index % len(COLOURS)],
-                # there are as many colours as two rounds of dashes: without the shift by the
-                # repetition, lines of one colour would have the same dashes
-                "linestyle": DASHES[(index + repetition) % len(DASHES)],
+                "linestyle": DASHES[index % len(DASHES)],
                 "marker": MARKERS[index % len(MARKERS)],
                 "markevery": max(1, len(places) // 12),  # about 12 on each line
             }

@@ -15,6 +15,7 @@ from protofl_common.runs.folder import (
     ClientRow,
     RoundRow,
     Sites,
+    Summary,
 )
 from protofl_common.tasks.metrics import KINDS
 
@@ -44,33 +45,16 @@ def over_clients(
         correct = math.fsum(a * n for a, n in zip(accuracies, test_samples, strict=True))
         weighted = correct / total_samples
 
-    spread = fairness(accuracies)
     figures = {
         "mean": mean,
         "weighted": weighted,
-        "worst-10%": spread["worst-10%"],
-        "std": spread["std"],
+        "worst-10%": mean_of_part(accuracies, "worst-10%"),
+        "std": math.sqrt(statistics.fmean((a - mean) ** 2 for a in accuracies)),
     }
     without_extremes = sorted(accuracies)[liars : len(accuracies) - liars]
     if liars and without_extremes:
         figures["trimmed"] = statistics.fmean(without_extremes)
     return figures
-
-
-def fairness(accuracies: Sequence[float]) -> dict[str, float]:
-    """Return how accuracies in [0, 1] spread over the clients, as FedPCL's Tables 12 and 13 do.
-
-    A figure such as ``worst-20%`` is the mean over that part of the clients; ``std`` and
-    ``variance`` are those of the population. {} without any accuracy.
-    """
-    if not accuracies:
-        return {}
-    figures = {}
-    for part in ("worst-10%", "worst-20%", "worst-40%", "best-10%"):
-        figures[part] = mean_of_part(accuracies, part)
-    mean = statistics.fmean(accuracies)
-    variance = statistics.fmean((a - mean) ** 2 for a in accuracies)
-    return figures | {"std": math.sqrt(variance), "variance": variance}
 
 
 def mean_of_part(accuracies: Sequence[float], part: str) -> float:
@@ -150,14 +134,11 @@ def best_of(rows: Sequence[RoundRow], kind: str) -> Best | None:
 
 def measured(rows: Sequence[RoundRow]) -> set[str]:
     """Return the names of the accuracies and metrics on test data that any of the rows has."""
-    names: set[str] = set()
-    for row in rows:
-        names.update(row["accuracy"], row.get("metrics", {}))
-    return names
+    return set().union(*(row["accuracy"].keys() | row.get("metrics", {}) for row in rows))
 
 
-def figures_of(row: RoundRow | ClientRow) -> dict[str, Any]:
-    """Return all accuracies and metrics of a row in one dictionary.
+def figures_of(row: RoundRow | ClientRow | Summary) -> dict[str, Any]:
+    """Return all accuracies and metrics of a row, or of a run, in one dictionary.
 
     Its keys are such as ``head``, ``head/auc`` and ``validation/head``.
     """
@@ -183,6 +164,16 @@ def in_percent(name: str) -> bool:
     It may be on test or validation data, and of all clients or of those that never trained.
     """
     return name.removeprefix("validation/").removesuffix(NEW) in KINDS
+
+
+def factor(name: str) -> int:
+    """Return by what the figure ``name`` is multiplied for people."""
+    return 100 if in_percent(name) else 1
+
+
+def hides_clients(row: RoundRow | Summary) -> bool:
+    """Return whether secure aggregation hides single clients, whose deviation is not known then."""
+    return any("std" not in figures for figures in row["accuracy"].values())
 
 
 def data_warnings(sites: Sites) -> Iterator[str]:

@@ -33,7 +33,7 @@ from protofl_common.runs.figures import (
     results_of,
 )
 from protofl_common.runs.folder import RunFolder, Summary, reading
-from protofl_common.runs.over_clients import in_percent
+from protofl_common.runs.over_clients import hides_clients, in_percent
 from protofl_common.tasks import task_with
 from protofl_common.tasks.metrics import KINDS
 from protofl_common.tools.arguments import FIGURES_HELP, add_json, print_json, run_named
@@ -212,8 +212,7 @@ def comparison(folders: list[Path]) -> Table:
 
     notes = []
     for summary in summaries:
-        # secure aggregation leaves no figures of single clients, so there is no deviation
-        if any("std" not in figures for figures in summary["accuracy"].values()):
+        if hides_clients(summary):
             notes.append(f"Without a std: {HIDDEN}")
         says_right = task_with(summary["settings"]).says_right
         if says_right != "accuracy":
@@ -258,10 +257,10 @@ def _figures(folder: Path, summary: Summary, metrics: list[str]) -> dict[str, st
         networks = [client["arch"] for client in summary["clients"].values()]
         figures["clients"] = counted(networks)
         for metric in metrics:
-            texts = cells(summary.get("metrics", {}).get(metric, {}), factor=1, digits=4)
+            texts = cells(metric, summary.get("metrics", {}).get(metric, {}))
             figures |= _named(metric, texts)
         for kind in KINDS:
-            figures |= _named(kind, cells(summary["accuracy"].get(kind, {})))
+            figures |= _named(kind, cells(kind, summary["accuracy"].get(kind, {})))
             best = summary["best-accuracy"].get(kind)
             figures[f"{kind}: best"] = best_text(best) if best else "–"
         for direction, size in summary["bytes"].items():

@@ -97,10 +97,10 @@ class Figure:
 
         clients = run.finished_summary()["clients"]
         domains = {site: facts["domain"] for site, facts in clients.items()}
-        values = []
-        for row in rows:
-            is_count = self.what in COUNTS
-            values.append(self._count(row) if is_count else self._accuracy(row, domains))
+        if self.what in COUNTS:
+            values = [self._count(row) for row in rows]
+        else:
+            values = [self._accuracy(row, domains) for row in rows]
         return max(values) if self.when == "best" else statistics.fmean(values)
 
     def is_in(self, folder: Path) -> bool:
@@ -135,10 +135,7 @@ class Figure:
         run = RunFolder(folder)
         classes = run.sites().get("classes", [])
         name = str(self).replace(self.what, with_class_name(self.what, classes))
-        # secure aggregation hides single clients, and so the deviation over them
-        accuracies = run.finished_summary()["accuracy"].values()
-        hides_clients = any("std" not in figures for figures in accuracies)
-        if hides_clients and self.what not in COUNTS:
+        if over_clients.hides_clients(run.finished_summary()) and self.what not in COUNTS:
             name += " over all samples"
         _, choice = self._rows(run)
         return name + choice
@@ -178,10 +175,8 @@ class Figure:
         return over_clients.evaluations(rows)
 
     def _is_in(self, row: RoundRow) -> bool:
-        """Return whether the row has the figure; the final evaluation has no counts."""
-        if self.what in COUNTS:
-            return row["kind"] == "round"
-        return self.what in over_clients.figures_of(row)
+        """Return whether one of the `_candidates` has the figure; each has the counts."""
+        return self.what in COUNTS or self.what in over_clients.figures_of(row)
 
     @property
     def _kind(self) -> str:
@@ -195,10 +190,8 @@ class Figure:
         no client of the figure's domain has it, and for a figure that needs those of single clients
         where secure aggregation hides them.
         """
-        clients = row["clients"]
-        scale = 100 if over_clients.in_percent(self.what) else 1
-        hides_clients = not any(map(over_clients.figures_of, clients.values()))
-        if hides_clients:
+        scale = over_clients.factor(self.what)
+        if over_clients.hides_clients(row):
             if self.domain or self.over not in ("mean", "by-samples"):
                 raise NoFigure(
                     f"{self}: secure aggregation hides single clients; "
@@ -209,7 +202,7 @@ class Figure:
 
         values = []
         samples = []
-        for site, client in clients.items():
+        for site, client in row["clients"].items():
             figures = over_clients.figures_of(client)
             is_of_domain = self.domain in ("", domains.get(site))  # "": of any
             if self.what not in figures or not is_of_domain:

@@ -5,7 +5,6 @@ The 95 % interval of n figures is mean ± t · s / √n, with Student's t of n �
 
 import json
 import math
-import os
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +18,7 @@ from protofl_common.config.datasets import is_own
 from protofl_common.config.options import Config, SettingsError, keys_of
 from protofl_common.config.python_names import module_of
 from protofl_common.config.sections import DataSettings
-from protofl_common.runs.figures import counted, results_in_common
+from protofl_common.runs.figures import counted, results_of_folders
 from protofl_common.runs.folder import SUMMARY, RunFolder, Summary, reading
 from protofl_common.tools.tables.figure import Figure, NoFigure
 from protofl_common.tools.tables.plan import experiment
@@ -72,27 +71,25 @@ class Estimate:
         p = float(2 * stdtr(degrees, -t))
         return cls(n, mean, half_width=quantile * error, p=p)
 
+    @property
+    def ends(self) -> list[float] | None:
+        """The lower and the upper end of the interval; None for one figure."""
+        if self.n == 1:
+            return None
+        return [self.mean - self.half_width, self.mean + self.half_width]
+
     def interval(self, digits: int) -> str:
         """Return the 95 % interval as text with so many decimals; "–" for one figure."""
-        if self.n == 1:
-            return "–"
-        low = f"{self.mean - self.half_width:.{digits}f}"
-        high = f"{self.mean + self.half_width:.{digits}f}"
-        return f"{low} … {high}"
+        return " … ".join(f"{end:.{digits}f}" for end in self.ends or ()) or "–"
 
     def as_dict(self, test: bool = False) -> dict[str, object]:
         """Return the estimate for JSON, and with ``test`` also p, as for a difference.
 
         Of one figure the interval and p are None.
         """
-        interval = None
-        p = None
-        if self.n > 1:
-            interval = [self.mean - self.half_width, self.mean + self.half_width]
-            p = self.p
-        content: dict[str, object] = {"n": self.n, "mean": self.mean, "interval": interval}
+        content: dict[str, object] = {"n": self.n, "mean": self.mean, "interval": self.ends}
         if test:
-            content["p"] = p
+            content["p"] = self.p if self.ends else None
         return content
 
 
@@ -182,6 +179,7 @@ class Group:
     settings: Config
     clients: int
     runs: dict[int, Path]  # Seed -> folder
+    ended: dict[int, float]  # Seed -> when, in seconds since 1970
     values: dict[int, float]  # Seed -> figure
     figures: dict[int, str]  # Seed -> which figure that is
     name: str = ""
@@ -250,35 +248,34 @@ def grouped(folders: Sequence[Path], figure: Figure | None) -> list[Group]:
     """Group finished runs whose settings differ in nothing but the seed, and read their figures.
 
     The groups are in the order of their first runs. Without a ``figure`` it is the result of each
-    run (`results_in_common`). SettingsError for a run that has no such figure, or is not finished
-    or malformed.
+    run (`results_of_folders`). Of several runs with the same settings and seed the latest counts.
+    SettingsError for a run that has no such figure, or is not finished or malformed.
     """
+    figures = dict.fromkeys(folders, figure or Figure())
+    if figure is None:
+        for folder, result in results_of_folders(folders).items():
+            figures[folder] = Figure(what=result.name)
     groups: dict[str, Group] = {}  # by what their runs have in common
-    figures = _results(folders) if figure is None else [figure] * len(folders)
-    for folder, figure_of_run in zip(folders, figures, strict=True):
+    for folder in folders:
         try:
             with reading(f"{folder}: not the figures of a run"):
-                _add_run(groups, folder, figure_of_run)
+                _add_run(groups, folder, figures[folder])
         except NoFigure as error:
             raise SettingsError(f"{folder}: {error}; --what names another figure") from None
-    return [replace(group, name=_name(group, groups.values())) for group in groups.values()]
 
-
-def _results(folders: Sequence[Path]) -> list[Figure]:
-    """Return the figure by which each run is compared where none is asked for."""
-    summaries = []
-    for folder in folders:
-        summary = RunFolder(folder).finished_summary()
-        with reading(f"{folder}: not the figures of a run"):
-            results_in_common([summary])  # so that an error names the folder
-        summaries.append(summary)
-    return [Figure(what=result.name) for result in results_in_common(summaries)]
+    names = [_name(group, groups.values()) for group in groups.values()]
+    named = []
+    for group, name in zip(groups.values(), names, strict=True):
+        if names.count(name) > 1:  # networks are named only where nothing else tells groups apart
+            name += f" networks={group.settings['networks']}"
+        named.append(replace(group, name=name))
+    return named
 
 
 def _add_run(groups: dict[str, Group], folder: Path, figure: Figure) -> None:
     """Add a run to its group in ``groups``, and make the group if it is the first.
 
-    Of several runs with the same settings and seed the latest counts.
+    Nothing is changed if the group has a later run of the same seed.
     """
     summary = RunFolder(folder).finished_summary()
     settings = _experiment_of(summary)
@@ -286,10 +283,12 @@ def _add_run(groups: dict[str, Group], folder: Path, figure: Figure) -> None:
     clients = len(summary["clients"])
 
     key = json.dumps([settings, clients], sort_keys=True)  # what the runs of a group have in common
-    empty = Group(settings, clients, {}, {}, {}, digits=figure.digits, what=figure.what)
+    empty = Group(settings, clients, {}, {}, {}, {}, digits=figure.digits, what=figure.what)
     group = groups.setdefault(key, empty)
-    if seed in group.runs and _ended(folder) < _ended(group.runs[seed]):
+    ended = summary.get("ended", 0.0)
+    if ended < group.ended.get(seed, 0.0):
         return
+    group.ended[seed] = ended
     group.values[seed] = figure.read(folder)
     group.runs[seed] = folder
     group.figures[seed] = figure.described(folder)
@@ -315,38 +314,17 @@ def _experiment_of(summary: Summary) -> Config:
     return settings
 
 
-def _ended(folder: Path) -> float:
-    """Return when a finished run ended, in seconds since 1970.
-
-    Earlier versions did not record this. Then it is when the summary's file was last changed, which
-    is wrong if somebody has copied it.
-    """
-    summary = RunFolder(folder).finished_summary()
-    return summary.get("ended", os.stat(folder / SUMMARY).st_mtime)
-
-
 def _name(group: Group, groups: Iterable[Group]) -> str:
     """Name a group by its algorithm, and by all settings in which it differs from another group."""
     others = list(groups)
     parts = [str(group.settings.get("algo", ""))]
     for key, value in group.settings.items():
-        if key in ("algo", "networks"):
-            continue
-        if any(other.settings.get(key, value) != value for other in others):
+        differs = any(other.settings.get(key, value) != value for other in others)
+        if differs and key not in ("algo", "networks"):
             parts.append(f"{key}={value}")
-
-    # networks are named only where nothing else tells two groups apart
-    facts = _without_networks(group)
-    same_but_for_networks = [other for other in others if _without_networks(other) == facts]
-    if len(same_but_for_networks) > 1:  # the group itself is one of them
-        parts.append(f"networks={group.settings['networks']}")
     if any(other.clients != group.clients for other in others):
         parts.append(f"{group.clients} clients")
     return " ".join(parts)
-
-
-def _without_networks(group: Group) -> tuple[int, Config]:
-    return group.clients, {**group.settings, "networks": ""}
 
 
 def intervals(groups: Sequence[Group], unit: str) -> "Drawing":

@@ -52,14 +52,6 @@ class Result:
     warned: Mapping[str, Sequence[int]] = field(default_factory=dict)  # warning -> its seeds
 
     @property
-    def warnings(self) -> list[str]:
-        """What the runs warn of, each with its seeds."""
-        lines = []
-        for warning, seeds in self.warned.items():
-            lines.append(f"seed {', '.join(map(str, seeds))}: {warning}")
-        return lines
-
-    @property
     def decimals(self) -> int:
         return self.cell.figure.digits
 
@@ -95,11 +87,22 @@ class Result:
         figure = self.cell.figure
         return bool(self.values) and figure.what not in COUNTS and figure.over != "std"
 
-    @property
-    def division(self) -> object:
-        """All that decides how the data are divided: only results of one division are compared."""
-        run = self.cell.first_run
-        return run.settings.data, run.federation["num-supernodes"]
+    def lead_over(self, other: "Result") -> Estimate | None:
+        """Estimate how much larger this figure is than that of another cell at the same seeds.
+
+        Return None if one of them has no figures, and if their data are not divided in the same
+        way.
+        """
+        if not self.values or not other.values:
+            return None
+        first = self.cell.first_run
+        of_other = other.cell.first_run
+        clients = "num-supernodes"
+        if first.settings.data != of_other.settings.data:
+            return None
+        if first.federation[clients] != of_other.federation[clients]:
+            return None
+        return difference(self.values, other.values)
 
 
 Place = tuple[str, str]  # row and column
@@ -109,16 +112,13 @@ Results = dict[Place, Result]
 def result_of(cell: Cell, runs: Runs) -> Result:
     """Read what the runs of a cell have come to so far.
 
-    The cell has failed if one of its runs has; otherwise it is skipped if a finished run lacks the
-    figure.
+    The cell has failed if one of its runs has; otherwise it is skipped if it has no runs, or a
+    finished one lacks the figure.
     """
-    if cell.skipped:
-        return Result(cell, {}, "skipped", cell.skipped, str(cell.figure))
-
     values = {}
     folders = []
     failures = []
-    absent = []  # why a finished run has no such figure
+    absent = [cell.skipped] if cell.skipped else []  # why there is no figure
     figures = []  # how the figure is described for each run
     warned: dict[str, list[int]] = {}
     for seed, run in cell.runs.items():
@@ -200,10 +200,8 @@ def _is_best(result: Result, column: str, results: Results) -> bool:
     for (name, where), other in results.items():
         if where != column or other is result or not other.can_be_compared:
             continue
-        if result.division != other.division:
-            return False
-        lead = difference(result.values, other.values)
-        if lead is None or not lead.mean > 0 or math.isnan(lead.p):  # p of one seed is NaN
+        lead = result.lead_over(other)
+        if lead is None or lead.mean <= 0 or math.isnan(lead.p):  # p of one seed is NaN
             return False
         p_values[name] = lead.p
     corrected = holm(p_values)
@@ -243,9 +241,9 @@ def _notes(results: Results) -> list[str]:
     """
     columns_of: dict[tuple[str, str], list[str]] = {}  # row and note -> columns
     for (name, column), result in results.items():
-        notes = [f"warning: {warning}" for warning in result.warnings]
-        if result.reason:
-            notes.insert(0, f"{result.state}: {result.reason}")
+        notes = [f"{result.state}: {result.reason}"] if result.reason else []
+        for warning, seeds in result.warned.items():
+            notes.append(f"warning: seed {', '.join(map(str, seeds))}: {warning}")
         for note in notes:
             columns_of.setdefault((name, note), []).append(column)
 
@@ -286,18 +284,12 @@ def costs(table: TableFile, results: Results) -> Table:
 def _gain(table: TableFile, row: str, column: str, results: Results) -> Estimate | None:
     """Estimate how much a cell's figure is above that of the row ``against`` in the same column.
 
-    They are compared over the seeds that both have. Return None for the row ``against`` itself, if
-    one of the two cells has no figures, and if their data are not divided in the same way.
+    Return None for the row ``against`` itself, and if the two cells cannot be compared.
     """
-    result = results[row, column]
     other = results.get((table.against, column))
     if other is None or row == table.against:
         return None
-    if not result.values or not other.values:
-        return None
-    if result.division != other.division:
-        return None
-    return difference(result.values, other.values)
+    return results[row, column].lead_over(other)
 
 
 def _searches(table: TableFile, results: Results) -> Iterator[str]:

@@ -184,7 +184,7 @@ def test_a_damaged_file_costs_its_figures_only(
 ) -> None:
     """The curve of accuracies needs none of the files that are damaged."""
     # the figures that the damaged files are read for, and one that needs none of them
-    concerned = [*FIGURES["Data"], *FIGURES["Prototypes"], *FIGURES["Privacy in figures"]]
+    concerned = [*FIGURES["Data"], *FIGURES["Prototypes"]]
     draw_only(monkeypatch, charts.means, *concerned)
     (two_rounds / damaged).write_bytes(b'{"half": ')
 

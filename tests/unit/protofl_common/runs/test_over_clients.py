@@ -131,7 +131,7 @@ def result(algo: str, **clients: float) -> Any:
         "algorithm": algo.title(),
         "accuracy": {"head": {"mean": 0.5}},
         "accuracy-of-clients": {site: {"head": share} for site, share in clients.items()},
-        "clients": {},
+        "clients": {site: {"arch": "x"} for site in clients},
         "bytes": {},
     }
 
