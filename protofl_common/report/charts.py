@@ -18,13 +18,13 @@ from protofl_common.report.reading import Floats, Ints, RecordedRun
 from protofl_common.runs.figures import axis
 from protofl_common.runs.folder import RoundRow
 from protofl_common.runs.over_clients import factor, figures_of
-from protofl_common.tasks.metrics import BY_CLASS, LABEL_AUC, RECALL
+from protofl_common.tasks.metrics import BY_CLASS, RECALL
 
 MEANING = {"head": "each model's classifier", "prototype": "the nearest prototype"}
 CLASS_COLOURS = np.array([*plot.COLOURS[:6], "#C9B400", "#7F7F7F", "#8C510A", "#7E5BBF"])
 MOST_CLIENTS = 100  # of a heat map; with more the first ones
 FEW_POINTS = 50  # fewer are not worth a t-SNE, which takes a second, and two to import
-MOST_POINTS = 500  # of a t-SNE
+MOST_POINTS = 300  # of a t-SNE, of the clients and of the server
 SEED = 0
 
 
@@ -137,7 +137,7 @@ def metrics(run: RecordedRun) -> Iterator[plot.Drawing]:
     """Draw the metrics beside accuracy over the rounds.
 
     Those of each class or label are left out of this chart, for they would be too many lines. The
-    recall of each class, and the AUC of each label, have a map of their own.
+    recall of each class has a map of its own, and the AUC of each label a table.
     """
     rows = [row for row in run.rows if row.get("metrics")]
     means = [{name: value["mean"] for name, value in row["metrics"].items()} for row in rows]
@@ -157,23 +157,22 @@ def metrics(run: RecordedRun) -> Iterator[plot.Drawing]:
             f"mean over {run.averaged_over}",
         )
 
-    for metric, title in {RECALL: "Recall of each class", LABEL_AUC: "AUC of each label"}.items():
-        prefix = f"{run.better_kind}/{metric}/"
-        its_names = [name for name in every_line if name.startswith(prefix)]
-        labels = sorted(int(name.removeprefix(prefix)) for name in its_names)
-        if not labels:
-            continue
-        yield plot.heat_map(
-            metric,
-            title,
-            f"{title} by {MEANING[run.better_kind]}: the mean over the clients with test samples "
-            "of it.",
-            np.array([every_line[f"{prefix}{label}"] for label in labels]),
-            [run.class_name(label) for label in labels],
-            _rounds(rows),
-            title.split()[0],  # "Recall" or "AUC"
-            "after round",
-        )
+    prefix = f"{run.better_kind}/{RECALL}/"
+    recalls = {name: line for name, line in every_line.items() if name.startswith(prefix)}
+    if not recalls:
+        return
+    names = sorted(recalls, key=lambda name: (len(name), name))  # 9 before 10
+    yield plot.heat_map(
+        "recall",
+        "Recall of each class",
+        f"Recall of each class by {MEANING[run.better_kind]}: the mean over the clients with test "
+        "samples of it.",
+        np.array([recalls[name] for name in names]),
+        [run.class_name(int(name.removeprefix(prefix))) for name in names],
+        _rounds(rows),
+        "recall",
+        "after round",
+    )
 
 
 def losses(run: RecordedRun) -> Iterator[plot.Drawing]:
@@ -270,32 +269,32 @@ def margins(run: RecordedRun) -> Iterator[plot.Drawing]:
 
 def prototypes(run: RecordedRun) -> Iterator[plot.Drawing]:
     """Draw the last prototypes of the clients and of the server as points of one map."""
-    own = run.client_prototypes
-    merged = run.global_prototypes
-    # a map of fewer than five points shows nothing
-    if own is None or merged is None or len(own.labels) + len(merged.labels) < 5:
+    stored = run.prototypes
+    if stored is None or "global-means" not in stored.arrays:
         return
-    if own.values.shape[1] != merged.values.shape[1]:  # vectors of two spaces have no common map
+    means = stored.arrays["means"]
+    merged_means = stored.arrays["global-means"]
+    # a map of fewer than five points shows nothing
+    if len(means) + len(merged_means) < 5:
+        return
+    if means.shape[1:] != merged_means.shape[1:]:  # vectors of two spaces have no common map
         return
 
-    # the server's get a third of the points at most, so that neither they nor the prototypes of
-    # many clients fill the whole map
-    of_server = drawn_rows(merged.labels, MOST_POINTS // 3)
-    of_clients = drawn_rows(own.labels, MOST_POINTS - len(of_server))
-    labels = own.labels[of_clients]
-    merged_labels = merged.labels[of_server]
+    of_clients = drawn_rows(stored.arrays["labels"], MOST_POINTS)
+    of_server = drawn_rows(stored.arrays["global-labels"], MOST_POINTS)
+    labels = stored.arrays["labels"][of_clients]
+    merged_labels = stored.arrays["global-labels"][of_server]
     # all in one map: the clients' points come first, then the server's
-    places, method = places_in_map(
-        np.concatenate([own.values[of_clients], merged.values[of_server]])
-    )
+    points = np.concatenate([means[of_clients], merged_means[of_server]]).astype(np.float64)
+    places, method = places_in_map(points)
     clients = places[: len(labels)]
     server = places[len(labels) :]
 
     shown = ""
-    if len(labels) < len(own.labels):
-        shown = f" {len(labels)} of {len(own.labels)} client prototypes."
+    if len(labels) < len(means):
+        shown = f" {len(labels)} of {len(means)} client prototypes."
     caption = (
-        f"{method} of the prototypes after round {own.round} (FedTGP, Figure 5): a circle "
+        f"{method} of the prototypes after round {stored.round} (FedTGP, Figure 5): a circle "
         f"for each client and class, a triangle for each global prototype, coloured and named by "
         f"class.{shown}"
     )

@@ -155,16 +155,17 @@ def line_chart(
     with canvas() as (figure, axes):
         for index, (label, values) in enumerate(lines.items()):
             is_known = ~np.isnan(values)
-            look: dict[str, Any] = {
-                "color": COLOURS[index % len(COLOURS)],
-                "linestyle": DASHES[index % len(DASHES)],
-                "marker": MARKERS[index % len(MARKERS)],
-                "markevery": max(1, len(places) // 12),  # about 12 on each line
-            }
-            axes.plot(np.array(places)[is_known], np.array(values)[is_known], label=label, **look)
+            colour = COLOURS[index % len(COLOURS)]
+            axes.plot(
+                np.array(places)[is_known],
+                np.array(values)[is_known],
+                color=colour,
+                linestyle=DASHES[index % len(DASHES)],
+                marker=MARKERS[index % len(MARKERS)],
+                markevery=max(1, len(places) // 12),  # about 12 on each line
+            )
             if bands and label in bands:
-                low, high = bands[label]
-                axes.fill_between(places, low, high, color=look["color"], alpha=0.18, linewidth=0)
+                axes.fill_between(places, *bands[label], color=colour, alpha=0.18, linewidth=0)
 
         positive = [value for values in lines.values() for value in values if value > 0]
         if unit == "loss" and positive and max(positive) > 50 * min(positive):
@@ -199,8 +200,7 @@ def heat_map(
     """
     # inches: 1.2 for the other axis and its names, and 0.17 for each row; at most 8
     height = min(max(HEIGHT, 1.2 + 0.17 * len(rows)), 8.0)
-    row_names = [str(row) for row in rows]
-    column_names = [str(column) for column in columns]
+    column_names = list(map(str, columns))
     rotation = 90 if max(map(len, column_names)) > 4 else 0  # longer ones would touch each other
     are_counts = bool((values_RC[~np.isnan(values_RC)] % 1 == 0).all())
     with canvas(WIDTH, height) as (figure, axes):
@@ -212,7 +212,7 @@ def heat_map(
             cmap="cividis",
         )
         axes.grid(False)
-        axes.set_yticks(*some_ticks(row_names, 30), fontsize=9)
+        axes.set_yticks(*some_ticks(list(map(str, rows)), 30), fontsize=9)
         axes.set_xticks(*some_ticks(column_names, 12, 10), rotation=rotation, fontsize=9)
         axes.set_xlabel(below)
         axes.set_ylabel(beside)

@@ -13,22 +13,22 @@ from markupsafe import Markup
 
 from protofl_common.basics.files import write_text
 from protofl_common.basics.text import human_bytes, human_seconds
-from protofl_common.config.sections import PER_UNIT, protections
+from protofl_common.config.sections import protections
 from protofl_common.experiment.settings import default_run_config
 from protofl_common.report import charts, paper
 from protofl_common.report.drawing import Drawing
 from protofl_common.report.reading import RecordedRun
 from protofl_common.report.style import CSS, POLICY
 from protofl_common.runs import figures
-from protofl_common.runs.figures import MEASURES, Table
+from protofl_common.runs.figures import Table, in_reading_order
 from protofl_common.runs.folder import Accuracies, RoundRow, unused_replies
-from protofl_common.runs.over_clients import best_of, in_percent, mean_of_part
-from protofl_common.tasks.metrics import LABEL_AUC, LABEL_AUC_ERROR
+from protofl_common.runs.over_clients import best_of, figures_of, mean_of_part
+from protofl_common.tasks.metrics import KINDS, LABEL_AUC, LABEL_AUC_ERROR
 
 MOST_LOST_REPLIES = 300  # rows of the table of lost replies; the rest is counted
 MOST_CLIENTS_UNFOLDED = 20  # a longer table of clients is shown only when it is opened
 SIZES = ("parameters", "train-samples", "validation-samples", "test-samples")
-ACCURACY_HEADS = {
+HEADS = {
     "mean": "mean",
     "weighted": "by samples",
     "worst-10%": "worst 10 %",
@@ -158,11 +158,7 @@ def _result(run: RecordedRun) -> Markup:
         if run.missing_baselines > 0:
             text += f"; baselines not found beside it: {run.missing_baselines}"
         shown = _note(text, "note gain") + table(figures.side_by_side(run.compared)) + shown
-    tables = [_accuracies(run), _metrics(run), _auc_of_labels(run)]
-    is_metric = any(not in_percent(result.name) for result in run.results.values())
-    if is_metric:  # then the accuracies are not what tells most
-        tables = [*tables[1:], tables[0]]
-    return shown + Markup("").join(tables)
+    return shown + _figures(run) + _auc_of_labels(run)
 
 
 def _tiles(run: RecordedRun) -> list[tuple[str, str]]:
@@ -197,15 +193,12 @@ def _tiles(run: RecordedRun) -> list[tuple[str, str]]:
     if counted_late:
         tiles.append((str(counted_late), "replies that counted in a later round"))
 
-    per_unit = PER_UNIT.get(str(run.settings.get("dp")), "")
-    if "epsilon" in run.rows[-1]:
+    last = run.last_row
+    if last and "epsilon" in last:
+        of_ledgers = figures.epsilon_of_ledgers(last)
+        epsilon = figures.describe_epsilon(last["epsilon"], of_ledgers, last["epsilon-of"])
         delta = f"{run.settings['dp-delta']:g}"
-        words = f"planned for the client that the run costs most, δ = {delta}"
-        tiles.append((f"ε ≤ {run.rows[-1]['epsilon']:.2f}{per_unit}", words))
-    of_ledgers = figures.epsilon_of_ledgers(run.last_row) if run.last_row else None
-    if of_ledgers is not None:
-        words = "the most that a client's own ledger counts for this run"
-        tiles.append((f"ε = {of_ledgers:.2f}{per_unit}", words))
+        tiles.append((epsilon, f"of the client that the run costs most, δ = {delta}"))
     return tiles
 
 
@@ -220,56 +213,40 @@ def _privacy(run: RecordedRun) -> Markup:
     return lines + verdict + table(figures.audit_table(run.audit), words=True)
 
 
-def _accuracies(run: RecordedRun) -> Markup:
-    """Return the table of accuracies at the last evaluation, a row for each way to predict."""
-    if not run.results:
-        return Markup("")
-    accuracy: Accuracies = {}
-    validation = {}
+def _figures(run: RecordedRun) -> Markup:
+    """Return the table of the last accuracies and metrics; the run's results stand first."""
+    shown: Accuracies = {}
     best = {}
     rounds = set()
-    for kind in run.results:
-        row = run.last_rows[kind]
+    for name in in_reading_order(run.results.values(), run.last_rows):
+        if f"/{LABEL_AUC}/" in name:  # each label's AUC has a table of its own
+            continue
+        row = run.last_rows[name]
         rounds.add(row["evaluated-after-round"])
-        accuracy[kind] = dict(row["accuracy"][kind])
-        of_clients = [client["accuracy"] for client in row["clients"].values()]
-        shares = [shares[kind] for shares in of_clients if kind in shares]
-        if shares:  # else secure aggregation hides them
+        shown[name] = dict(figures_of(row)[name])
+        figures_of_clients = [figures_of(client) for client in row["clients"].values()]
+        values = [told[name] for told in figures_of_clients if name in told]
+        if values:  # else secure aggregation hides them
             for part in ("worst-20%", "worst-40%", "best-10%"):
-                accuracy[kind][part] = mean_of_part(shares, part)
-            accuracy[kind]["variance"] = accuracy[kind]["std"] ** 2
-        if kind in row.get("validation", {}):
-            validation[kind] = row["validation"][kind]
-        best_round = best_of(run.rows, kind)
+                shown[name][part] = mean_of_part(values, part)
+            shown[name]["variance"] = shown[name]["std"] ** 2
+        best_round = best_of(run.rows, name) if name in KINDS else None
         if best_round:
-            best[kind] = best_round
-
+            best[name] = best_round
+    if not shown:
+        return Markup("")
     round_numbers = " and ".join(str(number) for number in sorted(rounds))
     how_chosen = figures.chosen(best.values())
     note = (
-        f"Test {run.task.says_right} after round {round_numbers} in percent, over the clients "
-        "(their spread as in FedPCL, Tables 12 and 13; std in points, variance in points²), and "
-        f"the best mean with its round, which was {how_chosen}.{run.note_on_hidden}"
+        f"Test {run.task.says_right} in percent, and metrics as they are, after round "
+        f"{round_numbers}, over the clients that have them (their spread as in FedPCL, Tables 12 "
+        "and 13; std in points, variance in points²), and the best mean with its round, which was "
+        f"{how_chosen}.{run.note_on_hidden}"
     )
-    heads = ("", *ACCURACY_HEADS.values(), "best mean")
-    return table(
-        Table(heads, figures.accuracy_rows(accuracy, best, validation, ACCURACY_HEADS), note)
-    )
-
-
-def _metrics(run: RecordedRun) -> Markup:
-    """Return the table of metrics beside accuracy, of the last evaluation that has any."""
-    last = run.last_measured
-    if last is None:
-        return Markup("")
-    rows = figures.metric_rows(last["metrics"], digits=4)
-    # each label's AUC has a table of its own
-    others = [row for row in rows if f"/{LABEL_AUC}/" not in row[0]]
-    note = (
-        f"Metrics beside accuracy after round {last['evaluated-after-round']}, over the clients "
-        f"that have them.{run.note_on_hidden}"
-    )
-    return table(Table(("", *MEASURES.values()), others, note)) if others else Markup("")
+    heads = ("", *HEADS.values(), "best mean")
+    says_right = run.task.says_right
+    rows = figures.figure_rows(shown, best, measures=HEADS, says_right=says_right)
+    return table(Table(heads, rows, note))
 
 
 def _auc_of_labels(run: RecordedRun) -> Markup:
@@ -366,8 +343,8 @@ def _clients(run: RecordedRun) -> Markup:
 
 def _settings(run: RecordedRun) -> Markup:
     """Return a table of the settings that the run changed, and a folded one of all others."""
-    changed = []
-    rest = []
+    changed: list[list[str]] = []
+    rest: list[list[str]] = []
     for key, value in run.settings.items():
         default = default_run_config().get(key, "none here")  # another version's may have others
         texts = [key, *(json.dumps(each, ensure_ascii=False) for each in (value, default))]

@@ -15,9 +15,10 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import Field, TypeAdapter, ValidationError
 
 from protofl_common.config.options import SettingsError
 from protofl_common.report import drawing as plot
@@ -29,6 +30,7 @@ from protofl_common.runs.over_clients import evaluations, factor, figures_of, in
 
 Methods = Mapping[str, Iterable[str | Path]]
 """A method's name -> the folders of its finished runs, one for each seed."""
+_FOLDERS = TypeAdapter(Annotated[list[Path], Field(min_length=1)])
 MOST_SAMPLES = 1000  # of a map; a t-SNE of so many takes a few seconds
 
 
@@ -127,10 +129,10 @@ def boxes(methods: Methods, what: str = "") -> plot.Drawing:
         )
 
         generator = np.random.default_rng(0)  # seeded: the same runs give the same figure
-        for place, of_method in enumerate(values.values(), start=1):  # boxes stand at 1, 2, …
-            shifts = generator.uniform(-0.15, 0.15, len(of_method))  # lest points cover each other
+        for place, in_box in enumerate(values.values(), start=1):  # boxes stand at 1, 2, …
+            shifts = generator.uniform(-0.15, 0.15, len(in_box))  # lest points cover each other
             colour = plot.COLOURS[(place - 1) % len(plot.COLOURS)]
-            axes.plot(place + shifts, of_method, "o", color=colour, markersize=3.5, alpha=0.7)
+            axes.plot(place + shifts, in_box, "o", color=colour, markersize=3.5, alpha=0.7)
 
         turned: dict[str, Any] = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"}
         axes.set_xticks(range(1, len(names) + 1), names, **turned)
@@ -205,13 +207,11 @@ def _folders(methods: Methods) -> dict[str, list[Path]]:
     """
     found: dict[str, list[Path]] = {}
     for name, folders in methods.items():
-        listed: list[str | Path] = []
-        if isinstance(folders, Iterable) and not isinstance(folders, str):
-            listed = list(folders)  # it may be what a `glob` yields
-        if not listed or not all(isinstance(folder, str | Path) for folder in listed):
-            wanted = "['runs/a-1', 'runs/a-2']"
-            raise SettingsError(f"{name}: {folders!r}: must be a list of run folders, as {wanted}")
-        found[name] = [Path(folder) for folder in listed]
+        try:
+            found[name] = _FOLDERS.validate_python(folders)  # it may be what a `glob` yields
+        except ValidationError:
+            wanted = "must be a list of run folders, as ['runs/a-1', 'runs/a-2']"
+            raise SettingsError(f"{name}: {folders!r}: {wanted}") from None
     return found
 
 

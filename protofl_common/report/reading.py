@@ -35,9 +35,11 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class StoredPrototypes:
-    values: Floats  # [P, D]
-    labels: Ints  # [P], in [0, C)
-    round: int  # after which round
+    """The last round's: what clients sent, and ``global-…``, what the server made of it."""
+
+    arrays: dict[str, NDArray[Any]]  # means [P, D], labels [P], owners [P] (positions in `sites`)
+    sites: list[str]
+    round: int
 
 
 class RecordedRun:
@@ -67,10 +69,7 @@ class RecordedRun:
         self.averaged_over = "all samples" if self.hides_clients else "the clients"
 
         self.margins = files.latest_margins()
-        # of the last round's clients, and of the server after it
-        prototypes = folder / "client-prototypes.safetensors"
-        self.client_prototypes = _read_prototypes(prototypes)
-        self.global_prototypes = _read_prototypes(prototypes, "global-")
+        self.prototypes = _read_prototypes(folder / "client-prototypes.safetensors")
         self.audit: list[dict[str, Any]] = []  # what `protofl audit` found, if it was asked
         with suppress(OSError, ValueError):
             self.audit = json.loads((folder / AUDIT).read_text(encoding="utf-8"))
@@ -100,9 +99,8 @@ class RecordedRun:
         self.last_rows: dict[str, RoundRow] = {}  # figure -> the last row that has it
         self.last_row: RoundRow | None = None
         self.last_measured: RoundRow | None = None  # the last row that has metrics
-        self.evaluates_same_clients = True  # in every evaluation
         sites = dict(self.facts.get("sites", {}))
-        evaluated_first: set[str] | None = None  # the clients of the first evaluation
+        evaluated = set()  # the clients of each evaluation
         for row in self.files.each_row():
             for site in row["clients"]:
                 sites.setdefault(site, {})  # one that replied, but was never introduced
@@ -113,10 +111,8 @@ class RecordedRun:
             if row.get("metrics"):
                 self.last_measured = row
             if row["accuracy"]:
-                if evaluated_first is None:
-                    evaluated_first = set(row["clients"])
-                if row["clients"].keys() != evaluated_first:
-                    self.evaluates_same_clients = False
+                evaluated.add(frozenset(row["clients"]))
+        self.evaluates_same_clients = len(evaluated) < 2
         self.sites: dict[str, SiteFacts] = {site: sites[site] for site in in_order(sites)}
 
     def each_row(self) -> Iterator[RoundRow]:
@@ -161,16 +157,10 @@ class RecordedRun:
         return f"{self.algorithm} on {data}"
 
 
-def _read_prototypes(path: Path, prefix: str = "") -> StoredPrototypes | None:
-    """Read prototypes from those arrays of a file whose names begin with ``prefix``.
-
-    Return None if there are no such arrays, or the file is missing or damaged.
-    """
-    damaged = (OSError, SafetensorError, KeyError, TypeError)  # or without such arrays or metadata
-    with suppress(*damaged), safe_open(path, framework="numpy") as file:
-        labels = file.get_tensor(prefix + "labels")
-        if not len(labels):
-            return None
-        values = file.get_tensor(prefix + "means").astype(np.float64)
-        return StoredPrototypes(values, labels, int(file.metadata()["round"]))
+def _read_prototypes(path: Path) -> StoredPrototypes | None:
+    """Read the prototypes of a run; None if the file is missing or damaged."""
+    with suppress(OSError, SafetensorError, KeyError), safe_open(path, framework="numpy") as file:
+        arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        facts = file.metadata() or {}
+        return StoredPrototypes(arrays, json.loads(facts["sites"]), int(facts["round"]))
     return None

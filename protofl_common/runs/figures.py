@@ -33,7 +33,7 @@ from protofl_common.runs.folder import (
 )
 from protofl_common.runs.over_clients import factor, figures_of, hides_clients, in_percent
 from protofl_common.tasks import Result, task_with
-from protofl_common.tasks.metrics import BY_CLASS
+from protofl_common.tasks.metrics import BY_CLASS, KINDS
 
 Figure = TypeVar("Figure")
 MEASURES = {
@@ -179,45 +179,39 @@ def cells(
         if measure not in figures:
             texts.append("–")
         elif measure == "variance":
-            texts.append(f"{100**2 * figures[measure]:.1f}")
+            texts.append(f"{factor(name) ** 2 * figures[measure]:.{digits - 1}f}")
         else:
             texts.append(f"{factor(name) * figures[measure]:.{digits}f}")
     return texts
 
 
-def accuracy_rows(
-    accuracy: Accuracies,
-    best: Mapping[str, Best],
-    validation: Accuracies,
+def in_reading_order(results: Iterable[Result], figures: Mapping[str, object]) -> Iterator[str]:
+    """Yield the name of each figure, the run's results first; that of validation data follows."""
+    for name in dict.fromkeys([*(result.name for result in results), *figures]):
+        if not name.startswith("validation/"):
+            yield name
+        if f"validation/{name}" in figures:
+            yield f"validation/{name}"
+
+
+def figure_rows(
+    figures: Accuracies,
+    best: Mapping[str, Best] | None = None,
+    *,
     measures: Iterable[str] = MEASURES,
+    digits: int = 4,
+    classes: Sequence[str] = (),
     says_right: str = "accuracy",
 ) -> list[list[str]]:
-    """Return the rows of a table of accuracies: a name, the ``measures``, and the best mean.
+    """Return the rows of a table of figures: a name, the ``measures``, and with ``best`` that mean.
 
-    There is a row for each way to predict, and below it one for the validation data, if there are
-    any; that one has no best mean. Where the task calls the share of right predictions otherwise
-    (`Task.says_right`), the name of a row says so.
-    """
-    rows = []
-    for kind, figures in accuracy.items():
-        name = kind if says_right == "accuracy" else f"{kind} ({says_right})"
-        best_mean = short_best(best[kind]) if kind in best else "–"
-        rows.append([name, *cells(kind, figures, measures), best_mean])
-        if kind in validation:
-            validated = cells(kind, validation[kind], measures)
-            rows.append([f"{name}, validation", *validated, "–"])
-    return rows
-
-
-def metric_rows(metrics: Accuracies, digits: int, classes: Sequence[str] = ()) -> list[list[str]]:
-    """Return the rows of a table of metrics: a name and the `MEASURES` over clients.
-
-    Recalls of single classes and errors of AUCs are left out. Those of classes stand one after
+    Recalls of single classes and errors of AUCs are left out. Figures of classes stand one after
     another, in the order of classes: clients that test different ones report them in another order.
-    ``digits`` is as for `cells`; ``classes`` are the names of the classes, if they are known.
+    ``digits`` is as for `cells`; ``classes`` are the names of the classes, if they are known. Where
+    the task calls the share of right predictions otherwise (`Task.says_right`), its name says so.
     """
     names_of: dict[str, list[str]] = {}  # a metric, without the number of a class -> its figures
-    for name in metrics:
+    for name in figures:
         metric, _, number = name.rpartition("/")
         names_of.setdefault(metric if number.isdecimal() else name, []).append(name)
     rows = []
@@ -225,8 +219,15 @@ def metric_rows(metrics: Accuracies, digits: int, classes: Sequence[str] = ()) -
         if metric.endswith(("/recall", "/label-auc-error")):
             continue
         for name in sorted(names, key=lambda name: (len(name), name)):  # 9 before 10
-            named = with_class_name(name, classes)
-            rows.append([named, *cells(name, metrics[name], digits=digits)])
+            shown = with_class_name(name.removeprefix("validation/"), classes)
+            if shown in KINDS and says_right != "accuracy":
+                shown += f" ({says_right})"
+            if name.startswith("validation/"):
+                shown += ", validation"
+            row = [shown, *cells(name, figures[name], measures, digits)]
+            if best is not None:
+                row.append(short_best(best[name]) if name in best else "–")
+            rows.append(row)
     return rows
 
 
@@ -329,9 +330,7 @@ def final_table(summary: Summary, classes: Sequence[str] = ()) -> Table:
     If a metric is the run's result, it stands first. The note also says on which data the best
     round was chosen, and how many replies were lost. ``classes`` are the names of the classes.
     """
-    accuracy = summary["accuracy"]
     best = summary["best-accuracy"]
-    validation = summary.get("validation", {})
     task = task_with(summary["settings"])
     notes = []
     if hides_clients(summary):
@@ -357,24 +356,17 @@ def final_table(summary: Summary, classes: Sequence[str] = ()) -> Table:
     if summary.get("stopped-early"):
         title += ", stopped early"
 
-    results: Accuracies = {}  # those that are metrics
-    others = dict(summary.get("metrics", {}))
-    for result in results_of(summary).values():
-        if result.name in others:
-            results[result.name] = others.pop(result.name)
-            if result.name in validation:
-                results[f"validation/{result.name}"] = validation[result.name]
+    results = results_of(summary).values()
     metric = task.result_metric
-    if metric and not results and metric not in names_in(summary["settings"].get("metrics")):
+    is_asked_for = metric in names_in(summary["settings"].get("metrics"))
+    if metric and all(in_percent(result.name) for result in results) and not is_asked_for:
         notes.append(f"the {task.result_title} tells more: metrics={metric} has it measured")
 
     name_of_rows = "accuracy of" if task.says_right == "accuracy" else ""
     heads = (name_of_rows, *MEASURES.values(), "best mean")
-    rows = [
-        *metric_rows(results, 3),
-        *accuracy_rows(accuracy, best, validation, says_right=task.says_right),
-        *metric_rows(others, 3, classes),
-    ]
+    figures = figures_of(summary)
+    ordered = {name: figures[name] for name in in_reading_order(results, figures)}
+    rows = figure_rows(ordered, best, digits=3, classes=classes, says_right=task.says_right)
     return Table(heads, rows, "\n".join(notes), title)
 
 

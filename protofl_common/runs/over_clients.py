@@ -279,11 +279,8 @@ def _untested_labels(final: RoundRow, sites: Sites, wanted: str, least: int) -> 
     if "label-auc" not in names_in(wanted):
         return
     tested = {name.rpartition("/")[2] for name in final.get("metrics", {})}
-    untested = []
-    for number, name in enumerate(sites.get("classes", [])):
-        is_with_label = number % 2 == 1
-        if is_with_label and str(number) not in tested:
-            untested.append(name)
+    with_label = list(enumerate(sites.get("classes", [])))[1::2]
+    untested = [name for number, name in with_label if str(number) not in tested]
     if untested:
         why = "its test samples all have it, or all lack it"
         if least > 1:

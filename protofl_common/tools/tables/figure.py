@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from protofl_common.basics.text import first_of
 from protofl_common.config.options import SettingsError
@@ -36,6 +36,16 @@ BYTES_PER_NUMBER = 4
 
 class NoFigure(SettingsError):
     """The run has no such figure."""
+
+
+class Measured(NamedTuple):
+    """A figure of a run."""
+
+    value: float
+    name: str
+    """With what a reader must know: if single clients are hidden, that it is over all samples; for
+    "best", on which data the round was chosen, and among which; for "last-N", if there are fewer.
+    """
 
 
 @dataclass(frozen=True)
@@ -84,24 +94,34 @@ class Figure:
         return " ".join(parts)
 
     def read(self, folder: Path) -> float:
-        """Return the figure of the finished run in ``folder``; NoFigure when it has none.
+        """Return the value of `measured`."""
+        return self.measured(folder).value
+
+    def measured(self, folder: Path) -> Measured:
+        """Read the figure of the finished run in ``folder``; NoFigure when it has none.
 
         It is the largest value over the rounds if `when` is "best", else the mean over the last N
         evaluations ("last-N"), or the last one ("final").
         """
         run = RunFolder(folder)
-        rows, _ = self._rows(run)
+        summary = run.finished_summary()
+        rows, choice = self._rows(run)
         if not rows:
             when = " after the last round" if self.when == "final" else ""
             raise NoFigure(f"no evaluation of {self.what}{when}{self._choices(run)}")
 
-        clients = run.finished_summary()["clients"]
-        domains = {site: facts["domain"] for site, facts in clients.items()}
+        name = str(self).replace(
+            self.what, with_class_name(self.what, run.sites().get("classes", []))
+        )
         if self.what in COUNTS:
             values = [self._count(row) for row in rows]
         else:
+            domains = {site: facts["domain"] for site, facts in summary["clients"].items()}
             values = [self._accuracy(row, domains) for row in rows]
-        return max(values) if self.when == "best" else statistics.fmean(values)
+            if over_clients.hides_clients(summary):
+                name += " over all samples"
+        value = max(values) if self.when == "best" else statistics.fmean(values)
+        return Measured(value, name + choice)
 
     def is_in(self, folder: Path) -> bool:
         """Return whether the finished run in ``folder`` has the figure."""
@@ -124,21 +144,6 @@ class Figure:
         if not names or self.what in names:
             return ""
         return f" (it has {first_of(names)})"
-
-    def described(self, folder: Path) -> str:
-        """Return the figure's name, with what a reader must know of it in this finished run.
-
-        That is: if single clients are hidden, that the figure is over all samples; for "best", on
-        which data the round was chosen, and among which rounds; for "last-N", that there are fewer
-        than N evaluations.
-        """
-        run = RunFolder(folder)
-        classes = run.sites().get("classes", [])
-        name = str(self).replace(self.what, with_class_name(self.what, classes))
-        if over_clients.hides_clients(run.finished_summary()) and self.what not in COUNTS:
-            name += " over all samples"
-        _, choice = self._rows(run)
-        return name + choice
 
     def _rows(self, run: RunFolder) -> tuple[list[RoundRow], str]:
         """Return the rows to read the figure from, and what a reader must know of their choice.

@@ -288,10 +288,9 @@ def _add_run(groups: dict[str, Group], folder: Path, figure: Figure) -> None:
     ended = summary.get("ended", 0.0)
     if ended < group.ended.get(seed, 0.0):
         return
-    group.ended[seed] = ended
-    group.values[seed] = figure.read(folder)
+    group.values[seed], group.figures[seed] = figure.measured(folder)
     group.runs[seed] = folder
-    group.figures[seed] = figure.described(folder)
+    group.ended[seed] = ended
 
 
 def _experiment_of(summary: Summary) -> Config:

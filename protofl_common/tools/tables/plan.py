@@ -59,8 +59,7 @@ class Found:
 
     settings: Config
     value: float  # of the figure on validation data, the mean over the trials' seeds
-    trials: int
-    failed: int
+    failed: int  # of the table's trials
 
 
 @dataclass(frozen=True)

@@ -95,12 +95,12 @@ class Result:
         """
         if not self.values or not other.values:
             return None
-        first = self.cell.first_run
+        run = self.cell.first_run
         of_other = other.cell.first_run
+        have_same_data = run.settings.data == of_other.settings.data
         clients = "num-supernodes"
-        if first.settings.data != of_other.settings.data:
-            return None
-        if first.federation[clients] != of_other.federation[clients]:
+        have_as_many_clients = run.federation[clients] == of_other.federation[clients]
+        if not have_same_data or not have_as_many_clients:
             return None
         return difference(self.values, other.values)
 
@@ -128,13 +128,14 @@ def result_of(cell: Cell, runs: Runs) -> Result:
             continue
         folder = runs.folder_of(run)
         try:
-            values[seed] = cell.figure.read(folder)
-            folders.append(folder)
-            figures.append(cell.figure.described(folder))
-            for warning in RunFolder(folder).finished_summary().get("warnings", []):
-                warned.setdefault(warning, []).append(seed)
+            values[seed], name = cell.figure.measured(folder)
         except NoFigure as error:
             absent.append(str(error))
+            continue
+        figures.append(name)
+        folders.append(folder)
+        for warning in RunFolder(folder).finished_summary().get("warnings", []):
+            warned.setdefault(warning, []).append(seed)
 
     if failures:
         state = "failed"
@@ -237,7 +238,7 @@ def markdown(table: TableFile, results: Results) -> str:
 def _notes(results: Results) -> list[str]:
     """Return lines that say why cells have no figure, and what their runs warn of.
 
-    A note that holds for several columns of a row, or for several rows, stands on one line.
+    A note that holds for several columns of a row stands on one line.
     """
     columns_of: dict[tuple[str, str], list[str]] = {}  # row and note -> columns
     for (name, column), result in results.items():
@@ -247,12 +248,9 @@ def _notes(results: Results) -> list[str]:
         for note in notes:
             columns_of.setdefault((name, note), []).append(column)
 
-    rows_of: dict[tuple[str, str], list[str]] = {}  # columns and note -> rows
-    for (name, note), columns in columns_of.items():
-        rows_of.setdefault((", ".join(columns), note), []).append(name)
     lines = []
-    for (where, note), names in rows_of.items():
-        lines.append(f"- {', '.join(names)} ({where}): {note}")
+    for (name, note), columns in columns_of.items():
+        lines.append(f"- {name} ({', '.join(columns)}): {note}")
     return lines
 
 
@@ -300,7 +298,7 @@ def _searches(table: TableFile, results: Results) -> Iterator[str]:
         if found:
             settings = ", ".join(f"{key} = {value}" for key, value in found.settings.items())
             value = f"{found.value:.{result.decimals}f}"
-            rows.append([name, column, settings, value, str(found.trials), str(found.failed)])
+            rows.append([name, column, settings, value, str(table.trials), str(found.failed)])
     if not rows:
         return
     seeds = ", ".join(map(str, table.trial_seeds))
@@ -317,7 +315,7 @@ def as_dict(table: TableFile, results: Results) -> dict[str, Any]:
         gain = _gain(table, row, column, results)
         search = None
         if result.cell.found:
-            search = asdict(result.cell.found)
+            search = asdict(result.cell.found) | {"trials": table.trials}
             search |= {"seeds": list(table.trial_seeds), "chosen-on": "validation"}
         estimate = None
         if result.values:

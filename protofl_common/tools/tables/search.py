@@ -93,7 +93,7 @@ class Search:
             raise SettingsError(f"none of {count} trials ended well: {reason}")
         best = max(values, key=lambda number: values[number])
         settings = self.settings_of(best)
-        found = Found(settings, values[best], count, failed=count - len(values))
+        found = Found(settings, values[best], failed=count - len(values))
         return replace(self.cell, runs=self.cell.runs_with(settings, self.cell.runs), found=found)
 
 

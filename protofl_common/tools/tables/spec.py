@@ -60,8 +60,8 @@ class Range:
     high: float
     is_log: bool  # 0.001 to 0.01 is as likely as 0.01 to 0.1
 
-    def __contains__(self, value: float) -> bool:
-        return self.low <= value <= self.high
+    def __contains__(self, value: Any) -> bool:
+        return self.low <= float(value) <= self.high
 
 
 Space = list[Any] | Range
@@ -86,13 +86,15 @@ def _by_column(numbers: Any, file: ValidationInfo) -> dict[str, Any]:
 
     A table has them by column, or as a list in the order of its columns.
     """
-    columns = list(map(str, file.context))
+    columns = list(file.context or ())
+    by_column = numbers
     if isinstance(numbers, list) and len(numbers) <= len(columns):
-        numbers = dict(zip(columns, numbers, strict=False))  # the list may be shorter
-    if not isinstance(numbers, dict) or not set(map(str, numbers)) <= set(columns):
+        by_column = dict(zip(columns, numbers, strict=False))  # the list may be shorter
+    if not isinstance(by_column, dict) or not by_column.keys() <= set(columns):
         wanted = "must be a number for each column, [1.0, …], of {columns}"
-        raise PydanticCustomError("must_be", wanted, {"columns": ", ".join(columns)})
-    return {column: str(number) for column, number in numbers.items() if number is not None}
+        names = ", ".join(map(str, columns))
+        raise PydanticCustomError("must_be", wanted, {"columns": names})
+    return {column: str(number) for column, number in by_column.items() if number is not None}
 
 
 def _filled(part: Any) -> Any:
@@ -231,11 +233,10 @@ def _line_for(error: ErrorDetails) -> str:
         legal_keys = keys_of(Part if place[0] == "columns" else Row)
         place[:2] = [f"{place[0].removesuffix('s')} {place[1]}"]  # "rows", "A" -> "row A"
     match error["type"]:
-        case "unexpected_keyword_argument" | "invalid_key":
+        case "unexpected_keyword_argument" | "invalid_key" | "unknown_setting" as kind:
+            if kind == "unknown_setting":
+                legal_keys = known_keys()
             (problem,) = unknown_keys({place[-1]: ""}, legal_keys)
-            return ": ".join([*place[:-1], problem])
-        case "unknown_setting":
-            (problem,) = unknown_keys({place[-1]: ""}, known_keys())
             return ": ".join([*place[:-1], problem])
         case "dict_type" | "dataclass_type":
             problem = "must be key: value pairs"

@@ -8,7 +8,7 @@ import pytest
 
 from client_app.algorithms.fedavg import FedAvg
 from protofl_common.basics.text import human_bytes, human_seconds
-from protofl_common.runs.figures import best_text, metric_rows, results_in_common, side_by_side
+from protofl_common.runs.figures import best_text, figure_rows, results_in_common, side_by_side
 from protofl_common.runs.over_clients import (
     best_of,
     comparable_rounds,
@@ -296,7 +296,7 @@ def test_figures_of_labels_stand_together_with_the_names_of_the_labels() -> None
     """Clients that test other labels report them in another order."""
     names = ["head/label-auc/3", "prototype/label-auc/3", "head/label-auc/1", "head/auc"]
     metrics = {name: {"mean": 0.5} for name in names}
-    shown = [row[0] for row in metric_rows(metrics, 3, ["no a", "a", "no b", "b"])]
+    shown = [row[0] for row in figure_rows(metrics, classes=["no a", "a", "no b", "b"])]
     assert shown == [
         "head/label-auc/1 (a)",
         "head/label-auc/3 (b)",
