@@ -20,6 +20,7 @@ from protofl_common.runs.folder import RoundRow
 from protofl_common.runs.over_clients import factor, figures_of
 from protofl_common.tasks.metrics import BY_CLASS, RECALL
 
+Drawings = Iterator[plot.Drawing]
 MEANING = {"head": "each model's classifier", "prototype": "the nearest prototype"}
 CLASS_COLOURS = np.array([*plot.COLOURS[:6], "#C9B400", "#7F7F7F", "#8C510A", "#7E5BBF"])
 MOST_CLIENTS = 100  # of a heat map; with more the first ones
@@ -28,13 +29,16 @@ MOST_POINTS = 300  # of a t-SNE, of the clients and of the server
 SEED = 0
 
 
-def means(run: RecordedRun) -> Iterator[plot.Drawing]:
+def means(run: RecordedRun) -> Drawings:
     """Draw the result over the rounds: the mean, the worst tenth, and on validation data."""
     rows = [row for row in run.rows if row["accuracy"]]
     if not rows:
         return
+    first = next(iter(run.results.values()))
+    # by prototypes there may be no AUC where there is one by the head; no axis has both
+    shown = {kind: result for kind, result in run.results.items() if result.title == first.title}
     lines = {}
-    for result in run.results.values():
+    for result in shown.values():
         name = result.name
         lines[f"{name}, mean"] = _over_rounds(rows, name)
         if not run.hides_clients:
@@ -42,10 +46,10 @@ def means(run: RecordedRun) -> Iterator[plot.Drawing]:
         if any(name in row.get("validation", {}) for row in rows):
             lines[f"{name}, validation"] = _over_rounds(rows, f"validation/{name}")
 
-    kinds = " and ".join(f"“{run.results[kind].name}” by {MEANING[kind]}" for kind in run.results)
+    kinds = " and ".join(f"“{shown[kind].name}” by {MEANING[kind]}" for kind in shown)
     worst = "" if run.hides_clients else f", and that of {run.worst_tenth}"
     caption = (
-        f"Test {result.title} over {run.averaged_over}, {kinds}: the mean{worst}. Measured with "
+        f"Test {first.title} over {run.averaged_over}, {kinds}: the mean{worst}. Measured with "
         "what the clients received, after the round on the horizontal axis."
     )
     if not run.evaluates_same_clients:
@@ -58,7 +62,7 @@ def means(run: RecordedRun) -> Iterator[plot.Drawing]:
         caption,
         _rounds(rows),
         lines,
-        axis(result),
+        axis(first),
     )
 
 
@@ -71,7 +75,7 @@ def _over_rounds(rows: list[RoundRow], name: str, measure: str = "mean") -> list
     return [factor(name) * figures_of(row).get(name, {}).get(measure, math.nan) for row in rows]
 
 
-def of_domains(run: RecordedRun) -> Iterator[plot.Drawing]:
+def of_domains(run: RecordedRun) -> Drawings:
     """Draw the result of each domain's clients over the rounds, by the better way to predict.
 
     Nothing is drawn with fewer than two domains, before the first evaluation, and where secure
@@ -99,7 +103,7 @@ def of_domains(run: RecordedRun) -> Iterator[plot.Drawing]:
     )
 
 
-def of_clients(run: RecordedRun) -> Iterator[plot.Drawing]:
+def of_clients(run: RecordedRun) -> Drawings:
     """Draw a map of each client's result over the rounds, one for each way to predict."""
     if run.hides_clients or not run.sites:
         return
@@ -133,7 +137,7 @@ def _first_of(run: RecordedRun, sites: list[str]) -> tuple[list[str], str]:
     return shown, f" {left_out} clients are not shown." if left_out else ""
 
 
-def metrics(run: RecordedRun) -> Iterator[plot.Drawing]:
+def metrics(run: RecordedRun) -> Drawings:
     """Draw the metrics beside accuracy over the rounds.
 
     Those of each class or label are left out of this chart, for they would be too many lines. The
@@ -175,7 +179,7 @@ def metrics(run: RecordedRun) -> Iterator[plot.Drawing]:
     )
 
 
-def losses(run: RecordedRun) -> Iterator[plot.Drawing]:
+def losses(run: RecordedRun) -> Drawings:
     """Draw the training loss over the rounds with its terms, and the server's own loss."""
     rows = [row for row in run.rounds if row["losses"]]
     if not rows:
@@ -207,7 +211,7 @@ def _lines(rows: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
     return {name: [row.get(name, math.nan) for row in rows] for name in names}
 
 
-def samples(run: RecordedRun) -> Iterator[plot.Drawing]:
+def samples(run: RecordedRun) -> Drawings:
     """Draw a map of how many training samples of each class each client has.
 
     Only clients are shown that tell the server these counts; nothing is drawn if none does.
@@ -232,7 +236,7 @@ def samples(run: RecordedRun) -> Iterator[plot.Drawing]:
     )
 
 
-def margins(run: RecordedRun) -> Iterator[plot.Drawing]:
+def margins(run: RecordedRun) -> Drawings:
     """Draw a map of the classes' margins, among the global prototypes and each client's.
 
     A margin is the distance to the nearest prototype of another class. FedTGP's paper normalises
@@ -267,7 +271,7 @@ def margins(run: RecordedRun) -> Iterator[plot.Drawing]:
     )
 
 
-def prototypes(run: RecordedRun) -> Iterator[plot.Drawing]:
+def prototypes(run: RecordedRun) -> Drawings:
     """Draw the last prototypes of the clients and of the server as points of one map."""
     stored = run.prototypes
     if stored is None or "global-means" not in stored.arrays:
@@ -287,8 +291,7 @@ def prototypes(run: RecordedRun) -> Iterator[plot.Drawing]:
     # all in one map: the clients' points come first, then the server's
     points = np.concatenate([means[of_clients], merged_means[of_server]]).astype(np.float64)
     places, method = places_in_map(points)
-    clients = places[: len(labels)]
-    server = places[len(labels) :]
+    clients, server = np.split(places, [len(labels)])
 
     shown = ""
     if len(labels) < len(means):
@@ -299,14 +302,32 @@ def prototypes(run: RecordedRun) -> Iterator[plot.Drawing]:
         f"class.{shown}"
     )
     with plot.canvas(plot.WIDTH, 4.3) as (figure, axes):
-        colours = CLASS_COLOURS.take(labels, mode="wrap")
-        merged_colours = CLASS_COLOURS.take(merged_labels, mode="wrap")
-        circles = {"alpha": 0.75, "linewidths": 0, "label": "client prototypes"}
-        axes.scatter(*clients.T, s=16, c=colours, **circles)
-        triangles = {"marker": "^", "edgecolors": plot.INK, "linewidths": 0.9}
-        axes.scatter(*server.T, s=60, c=merged_colours, label="global ones", **triangles)
-        beside = {"xytext": (5, 4), "textcoords": "offset points", "fontsize": 10}
-        plot.name_classes(axes, merged_labels, run.class_name, server, **beside)
+        axes.scatter(
+            *clients.T,
+            s=16,
+            c=CLASS_COLOURS.take(labels, mode="wrap"),
+            alpha=0.75,
+            linewidths=0,
+            label="client prototypes",
+        )
+        axes.scatter(
+            *server.T,
+            s=60,
+            c=CLASS_COLOURS.take(merged_labels, mode="wrap"),
+            marker="^",
+            edgecolors=plot.INK,
+            linewidths=0.9,
+            label="global ones",
+        )
+        plot.name_classes(
+            axes,
+            merged_labels,
+            run.class_name,
+            server,
+            xytext=(5, 4),
+            textcoords="offset points",
+            fontsize=10,
+        )
         figure.legend(loc="outside lower center", ncols=2)
         yield plot.Drawing(figure, "prototypes-map", "Prototypes of clients and server", caption)
 
@@ -347,7 +368,7 @@ def drawn_rows(labels: Ints, most: int) -> Ints:
     return np.sort(np.random.default_rng(SEED).choice(len(labels), count, replace=False))
 
 
-def numbers(run: RecordedRun) -> Iterator[plot.Drawing]:
+def numbers(run: RecordedRun) -> Drawings:
     """Draw how many prototypes of a class a client sends, on average, over the rounds.
 
     There is a line for each domain, or one for all clients if there are not several domains.
@@ -390,7 +411,7 @@ def _mean_of_known(values: Iterable[float]) -> float:
     return statistics.fmean(known) if known else math.nan
 
 
-def time(run: RecordedRun) -> Iterator[plot.Drawing]:
+def time(run: RecordedRun) -> Drawings:
     """Draw the seconds of each round: of all of it, of merging, and of the phases at a client.
 
     Rounds without a valid reply are left out, as no client has reported its seconds there.

@@ -233,7 +233,7 @@ def name_classes(
     matplotlib writes. With more than `NAMED_CLASSES` classes no names are written. The axes lose
     their ticks and frame, as distances in the map have no unit.
     """
-    present = np.unique(labels).tolist()
+    present = np.unique(labels)
     if len(present) <= NAMED_CLASSES:
         for label in present:
             middle = np.median(places[labels == label], axis=0)
@@ -246,13 +246,18 @@ def name_classes(
 
 def _number_cells(axes: Any, image: Any, values_RC: Floats, decimals: int) -> None:
     """Write each number into its cell: white where the cell is dark, else black."""
-    for (row, column), value in np.ndenumerate(values_RC):
-        if np.isnan(value):
-            continue
-        text = f"{value:.{decimals}f}"
+    for row, column in np.argwhere(~np.isnan(values_RC)):
+        value = values_RC[row, column]
         is_light = image.norm(value) > 0.5  # on the colour scale, from 0 (dark) to 1 (light)
-        colour = "#111111" if is_light else "#FFFFFF"
-        axes.text(column, row, text, color=colour, fontsize=8, ha="center", va="center")
+        axes.text(
+            column,
+            row,
+            f"{value:.{decimals}f}",
+            color="#111111" if is_light else "#FFFFFF",
+            fontsize=8,
+            ha="center",
+            va="center",
+        )
 
 
 def short(text: str, longest: int = 14) -> str:

@@ -7,6 +7,7 @@ escapes whatever is not markup itself.
 import json
 import math
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from pathlib import Path
 
 from markupsafe import Markup
@@ -16,7 +17,6 @@ from protofl_common.basics.text import human_bytes, human_seconds
 from protofl_common.config.sections import protections
 from protofl_common.experiment.settings import default_run_config
 from protofl_common.report import charts, paper
-from protofl_common.report.drawing import Drawing
 from protofl_common.report.reading import RecordedRun
 from protofl_common.report.style import CSS, POLICY
 from protofl_common.runs import figures
@@ -39,7 +39,8 @@ HEADS = {
     "variance": "variance",
 }
 """Figures over the clients, and their heads; some stand only here."""
-FIGURES: dict[str, tuple[Callable[[RecordedRun], Iterable[Drawing]], ...]] = {
+Draw = Callable[[RecordedRun], charts.Drawings]
+FIGURES: dict[str, tuple[Draw, ...]] = {
     "Accuracy": (
         paper.of_methods,
         charts.means,
@@ -83,10 +84,9 @@ def save_figures(folder: Path, into: Path) -> list[Path]:
     """Write each figure of a run's page as SVG and PDF, and return the files."""
     run = RecordedRun(folder)
     files = []
-    for functions in FIGURES.values():
-        for function in functions:
-            for drawing in function(run):
-                files += drawing.save(into)
+    for function in chain(*FIGURES.values()):
+        for drawing in function(run):
+            files += drawing.save(into)
     return files
 
 
@@ -110,6 +110,8 @@ def page(run: RecordedRun) -> str:
     if not run.summary:
         state = _note("This run is not finished: the page shows it as far as it is.")
     paper = run.facts.get("paper", "")
+    versions = run.summary["versions"] if run.summary else {}
+    numbers = ", ".join(f"{name} {number}" for name, number in versions.items())
     return Markup(PAGE).format(
         policy=Markup(POLICY),
         css=Markup(CSS),
@@ -119,18 +121,12 @@ def page(run: RecordedRun) -> str:
         state=state,
         links=each('<a href="#{0}">{1}</a>', shown),
         body=each('<section id="{0}"><h2>{1}</h2>{2}</section>', shown),
-        footer=_footer(run),
+        footer=f"ProtoFL {numbers} · protofl report {run.name} --figures DIR draws all again, "
+        "figures as SVG and PDF too",
     )
 
 
-def _footer(run: RecordedRun) -> str:
-    versions = run.summary.get("versions", {}) if run.summary else {}
-    numbers = ", ".join(f"{name} {number}" for name, number in versions.items())
-    redraw = f"protofl report {run.name} --figures DIR draws all again, figures as SVG and PDF too"
-    return f"ProtoFL {numbers} · {redraw}"
-
-
-def _drawn(function: Callable[[RecordedRun], Iterable[Drawing]], run: RecordedRun) -> Markup:
+def _drawn(function: Draw, run: RecordedRun) -> Markup:
     """Return all figures that a function draws; if it fails, a note with its name and the error."""
     try:
         return Markup("").join(drawing.as_html() for drawing in function(run))
@@ -179,7 +175,7 @@ def _tiles(run: RecordedRun) -> list[tuple[str, str]]:
     stopped = ""
     if run.summary:
         seconds = run.summary["seconds"]  # the whole time, also that between the rounds
-        stopped = ", stopped early" if run.summary.get("stopped-early") else ""
+        stopped = ", stopped early" if run.summary["stopped-early"] else ""
     tiles += [
         (f"{len(run.rounds)} of {run.settings.get('rounds', '?')}", f"rounds{stopped}"),
         (str(len(run.sites)), "clients"),

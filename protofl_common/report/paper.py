@@ -10,19 +10,19 @@ They are made from the files of finished runs, in the style of the page:
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 from pydantic import Field, TypeAdapter, ValidationError
 
 from protofl_common.config.options import SettingsError
 from protofl_common.report import drawing as plot
-from protofl_common.report.charts import CLASS_COLOURS, drawn_rows, places_in_map
+from protofl_common.report.charts import CLASS_COLOURS, Drawings, drawn_rows, places_in_map
 from protofl_common.report.reading import Floats, Ints, RecordedRun
 from protofl_common.runs.figures import axis, results_of_folders
 from protofl_common.runs.folder import RunFolder, baseline_folder
@@ -85,7 +85,7 @@ def curves(methods: Methods, what: str = "") -> plot.Drawing:
     )
 
 
-def of_methods(run: RecordedRun) -> Iterator[plot.Drawing]:
+def of_methods(run: RecordedRun) -> Drawings:
     """Draw the mean result of the run and of each of its baselines over the rounds.
 
     Nothing is drawn of a run without baselines, or of one that is not finished.
@@ -134,8 +134,9 @@ def boxes(methods: Methods, what: str = "") -> plot.Drawing:
             colour = plot.COLOURS[(place - 1) % len(plot.COLOURS)]
             axes.plot(place + shifts, in_box, "o", color=colour, markersize=3.5, alpha=0.7)
 
-        turned: dict[str, Any] = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"}
-        axes.set_xticks(range(1, len(names) + 1), names, **turned)
+        axes.set_xticks(
+            range(1, len(names) + 1), names, rotation=30, ha="right", rotation_mode="anchor"
+        )
         axes.set_ylabel(unit)
         return plot.Drawing(
             figure,
@@ -187,12 +188,24 @@ def features(
         colours = CLASS_COLOURS.take(labels_N, mode="wrap")
         for owner in np.unique(owners_N):
             is_owned = owners_N == owner
-            marker = plot.MARKERS[owner % len(plot.MARKERS)]
-            points: dict[str, Any] = {"s": 14, "alpha": 0.75, "linewidths": 0}
-            axes.scatter(*places_N2[is_owned].T, c=colours[is_owned], marker=marker, **points)
-        box = {"facecolor": "white", "alpha": 0.7, "linewidth": 0, "pad": 1}
-        names = {"fontsize": 9, "ha": "center", "va": "center", "bbox": box}
-        plot.name_classes(axes, labels_N, classes.__getitem__, places_N2, **names)
+            axes.scatter(
+                *places_N2[is_owned].T,
+                s=14,
+                c=colours[is_owned],
+                marker=plot.MARKERS[owner % len(plot.MARKERS)],
+                alpha=0.75,
+                linewidths=0,
+            )
+        plot.name_classes(
+            axes,
+            labels_N,
+            classes.__getitem__,
+            places_N2,
+            fontsize=9,
+            ha="center",
+            va="center",
+            bbox={"facecolor": "white", "alpha": 0.7, "linewidth": 0, "pad": 1},
+        )
         shown = ""
         if len(chosen) < len(features_ND):
             shown = f" {len(chosen):,} of {len(features_ND):,} samples."
@@ -259,7 +272,7 @@ def _figures_of_clients(folder: Path, name: str) -> list[float]:
     Clients without the figure are left out. HiddenClients if none has it; SettingsError if the last
     evaluation lacks it.
     """
-    row = next(evaluations(RunFolder(folder).latest_rows()), None)
+    row = next(evaluations(RunFolder(folder).each_row(latest_first=True)), None)
     if row is None or name not in figures_of(row):
         raise SettingsError(f"{folder}: no evaluation of {name} after the last round")
     values = []

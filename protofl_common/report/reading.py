@@ -68,7 +68,7 @@ class RecordedRun:
         self.note_on_hidden = f" {HIDDEN}" if self.hides_clients else ""
         self.averaged_over = "all samples" if self.hides_clients else "the clients"
 
-        self.margins = files.latest_margins()
+        self.margins = next(files.margins(latest_first=True), None)
         self.prototypes = _read_prototypes(folder / "client-prototypes.safetensors")
         self.audit: list[dict[str, Any]] = []  # what `protofl audit` found, if it was asked
         with suppress(OSError, ValueError):

@@ -26,6 +26,7 @@ from protofl_common.runs.folder import (
     Accuracies,
     Best,
     RoundRow,
+    Rows,
     RunFolder,
     Summary,
     baseline_folder,
@@ -246,7 +247,7 @@ def with_class_name(figure: str, classes: Sequence[str]) -> str:
 def results_of(run: Summary) -> dict[str, Result]:
     """Return the figure that is the run's result, for each way to predict that it has."""
     task = task_with(run["settings"])
-    measured = run.get("metrics", {})
+    measured = run["metrics"]
     return {kind: task.result_of(kind, measured) for kind in run["accuracy"]}
 
 
@@ -256,7 +257,7 @@ def results_in_common(runs: Sequence[Summary]) -> list[Result]:
     It is by the head where a run has one. If the results are not all of one kind, as where a run
     lacks the metric that another one has, all are compared by the share of right predictions.
     """
-    results = [_result_of(run, run.get("metrics", {})) for run in runs]
+    results = [_result_of(run, run["metrics"]) for run in runs]
     titles = {result.title for result in results}
     if len(titles) > 1:
         return [_result_of(run, measured=()) for run in runs]
@@ -309,7 +310,7 @@ def chosen(best: Iterable[Best]) -> str:
     return " and ".join(sorted(texts)) or "not found"
 
 
-def totals(rows: Sequence[RoundRow]) -> tuple[Counter[str], Counter[str], float]:
+def totals(rows: Rows) -> tuple[Counter[str], Counter[str], float]:
     """Return sums over all rows: bytes up and down, lost replies by `TROUBLE`, and seconds.
 
     A reply that was missing in its round, but counted in a later one, is not lost.
@@ -337,10 +338,9 @@ def final_table(summary: Summary, classes: Sequence[str] = ()) -> Table:
         notes.append(HIDDEN)
     notes.append(f"best mean: test {task.says_right} of the round {chosen(best.values())}")
 
-    lost = []
-    for kind, number in summary["trouble"].items():
-        if number and kind != "late":  # a late reply was "missing" in its own round
-            lost.append(f"{number} {kind}")
+    lost = dict(summary["trouble"])
+    lost.pop("late", None)  # a late reply was "missing" in its own round
+    lost_replies = ", ".join(f"{number} {kind}" for kind, number in lost.items() if number)
     up = human_bytes(summary["bytes"]["up"])
     down = human_bytes(summary["bytes"]["down"])
     costs = [f"{up} up, {down} down", human_seconds(summary["seconds"])]
@@ -348,12 +348,12 @@ def final_table(summary: Summary, classes: Sequence[str] = ()) -> Table:
         of_ledgers = summary.get("epsilon-of-ledgers")
         unit = str(summary["settings"]["dp"])
         costs.insert(0, describe_epsilon(summary["epsilon"], of_ledgers, unit))
-    costs.append(f"lost replies: {', '.join(lost) or 'none'}")
+    costs.append(f"lost replies: {lost_replies or 'none'}")
     notes.append(" · ".join(costs))
 
     data = "the sites' own data" if summary["partition"] == "own" else summary["dataset"]
     title = f"{summary['algorithm']} on {data} after round {summary['rounds']}"
-    if summary.get("stopped-early"):
+    if summary["stopped-early"]:
         title += ", stopped early"
 
     results = results_of(summary).values()

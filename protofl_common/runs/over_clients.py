@@ -14,6 +14,7 @@ from protofl_common.runs.folder import (
     Best,
     ClientRow,
     RoundRow,
+    Rows,
     Sites,
     Summary,
 )
@@ -65,7 +66,7 @@ def mean_of_part(accuracies: Sequence[float], part: str) -> float:
     return statistics.fmean(ordered[:clients])
 
 
-def comparable_rounds(rows: Sequence[RoundRow]) -> list[RoundRow]:
+def comparable_rounds(rows: Rows) -> list[RoundRow]:
     """Return the rounds in which as many clients were asked as in the last one, and answered.
 
     Means over fewer clients are not comparable: a lucky draw of them would look like progress.
@@ -86,9 +87,7 @@ def comparable_rounds(rows: Sequence[RoundRow]) -> list[RoundRow]:
     return comparable
 
 
-def best_evaluation(
-    rows: Sequence[RoundRow], kind: str
-) -> tuple[RoundRow | None, Literal["validation", "test"]]:
+def best_evaluation(rows: Rows, kind: str) -> tuple[RoundRow | None, Literal["validation", "test"]]:
     """Return the row with the highest mean of an accuracy or metric, and on which data that is.
 
     ``kind`` names the accuracy or metric, such as ``head``. Only the `comparable_rounds` are looked
@@ -120,7 +119,7 @@ def _rankable(rows: Iterable[RoundRow], name: str) -> list[tuple[float, RoundRow
     return rankable
 
 
-def best_of(rows: Sequence[RoundRow], kind: str) -> Best | None:
+def best_of(rows: Rows, kind: str) -> Best | None:
     """Return the mean on test data at the best round, with the round and the data that chose it.
 
     ``kind`` names the accuracy or metric, as for `best_evaluation`. None if no row can be the best.
@@ -132,7 +131,7 @@ def best_of(rows: Sequence[RoundRow], kind: str) -> Best | None:
     return {"mean": mean, "after-round": best["evaluated-after-round"], "chosen-on": chosen_on}
 
 
-def measured(rows: Sequence[RoundRow]) -> set[str]:
+def measured(rows: Rows) -> set[str]:
     """Return the names of the accuracies and metrics on test data that any of the rows has."""
     return set().union(*(row["accuracy"].keys() | row.get("metrics", {}) for row in rows))
 
@@ -185,14 +184,10 @@ def data_warnings(sites: Sites) -> Iterator[str]:
     counted = [facts for facts in sites.get("sites", {}).values() if "test-classes" in facts]
     trained = _sums(facts["train-classes"] for facts in counted)
     tested = _sums(facts["test-classes"] for facts in counted)
-    untested = []
-    untrained = []
     # if no site tells its numbers, ``trained`` and ``tested`` are empty, and ``classes`` is not
-    for name, train, test in zip(sites.get("classes", []), trained, tested, strict=False):
-        if train and not test:
-            untested.append(name)
-        if not train:
-            untrained.append(name)
+    classes = list(zip(sites.get("classes", []), trained, tested, strict=False))
+    untested = [name for name, train, test in classes if train and not test]
+    untrained = [name for name, train, _ in classes if not train]
     if untested:
         yield f"trained on, but tested nowhere: {first_of(untested)}"
     if untrained and len(counted) == len(sites["sites"]):
@@ -205,7 +200,7 @@ def _sums(counts: Iterable[Sequence[int]]) -> list[int]:
 
 
 def outcome_warnings(
-    rows: Sequence[RoundRow], final: RoundRow, sites: Sites, metrics: str = "", least: int = 1
+    rows: Rows, final: RoundRow, sites: Sites, metrics: str = "", least: int = 1
 ) -> Iterator[str]:
     """Yield warnings of what makes a finished run's figures doubtful.
 
@@ -222,7 +217,7 @@ def outcome_warnings(
     yield from _guesses(final, tested, sites)
 
 
-def _idle_rounds(rows: Sequence[RoundRow]) -> Iterator[str]:
+def _idle_rounds(rows: Rows) -> Iterator[str]:
     """Warn of void rounds, whose replies were not merged."""
     rounds = [row for row in rows if row["kind"] == "round"]
     idle = [row for row in rounds if row["void"]]
@@ -232,7 +227,7 @@ def _idle_rounds(rows: Sequence[RoundRow]) -> Iterator[str]:
         yield f"{len(idle)} of {len(rounds)} rounds changed nothing{last}: {reason}"
 
 
-def _lost_replies(rows: Sequence[RoundRow]) -> Iterator[str]:
+def _lost_replies(rows: Rows) -> Iterator[str]:
     """Warn of replies that failed or were refused, except those that ``drop-rate`` made fail."""
     lost = []
     for row in rows:
@@ -288,7 +283,7 @@ def _untested_labels(final: RoundRow, sites: Sites, wanted: str, least: int) -> 
         yield f"no client can test the labels {', '.join(untested)}: {why}"
 
 
-def _collapses(rows: Sequence[RoundRow], final: RoundRow) -> Iterator[str]:
+def _collapses(rows: Rows, final: RoundRow) -> Iterator[str]:
     """Warn if the accuracy at the end is `COLLAPSE` or more below that of the best round."""
     for kind, figures in final["accuracy"].items():
         best = best_of(rows, kind)

@@ -201,7 +201,7 @@ def comparison(folders: list[Path]) -> Table:
     for folder, summary in zip(folders, summaries, strict=True):
         columns.append(_figures(folder, summary, metrics))
         versions: Config = {
-            "division": summary.get("division", 1),  # the first version of the code wrote none
+            "division": summary["division"],
             "data": summary.get("data", "–"),
         }
         settings.append(summary["settings"] | versions)
@@ -257,7 +257,7 @@ def _figures(folder: Path, summary: Summary, metrics: list[str]) -> dict[str, st
         networks = [client["arch"] for client in summary["clients"].values()]
         figures["clients"] = counted(networks)
         for metric in metrics:
-            texts = cells(metric, summary.get("metrics", {}).get(metric, {}))
+            texts = cells(metric, summary["metrics"].get(metric, {}))
             figures |= _named(metric, texts)
         for kind in KINDS:
             figures |= _named(kind, cells(kind, summary["accuracy"].get(kind, {})))

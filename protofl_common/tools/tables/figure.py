@@ -86,12 +86,9 @@ class Figure:
         return 2 if over_clients.in_percent(self.what) else 4
 
     def __str__(self) -> str:
-        parts = [self.when, self.what]
-        if self.domain:
-            parts.append(f"of {self.domain}")
-        if self.over != "mean":
-            parts.append(self.over)
-        return " ".join(parts)
+        domain = f" of {self.domain}" if self.domain else ""
+        over = f" {self.over}" if self.over != "mean" else ""
+        return f"{self.when} {self.what}{domain}{over}"
 
     def read(self, folder: Path) -> float:
         """Return the value of `measured`."""
@@ -139,7 +136,7 @@ class Figure:
         """
         if self.what in COUNTS:
             return ""
-        last = next(self._candidates(run.latest_rows()), None)
+        last = next(self._candidates(run.each_row(latest_first=True)), None)
         names = over_clients.figures_of(last) if last else {}
         if not names or self.what in names:
             return ""
@@ -155,7 +152,7 @@ class Figure:
         if self.when != "best":
             wanted = 1 if self.when == "final" else int(self.when.removeprefix("last-"))
             # no earlier evaluation takes the place of one that lacks the figure
-            last = islice(self._candidates(run.latest_rows()), wanted)
+            last = islice(self._candidates(run.each_row(latest_first=True)), wanted)
             rows = [row for row in last if self._is_in(row)]
             are_too_few = 0 < len(rows) < wanted
             return rows, f", of {len(rows)} evaluations" if are_too_few else ""

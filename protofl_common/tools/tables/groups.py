@@ -236,11 +236,9 @@ def run_folders(paths: Iterable[Path]) -> list[Path]:
     """
     folders: list[Path] = []
     for folder in paths:
-        inside: list[Path] = []
         is_finished_run = (folder / SUMMARY).exists()
-        if not is_finished_run:
-            inside = sorted(path.parent for path in folder.glob(f"*/{SUMMARY}"))
-        folders += inside or [folder]
+        inside = sorted(path.parent for path in folder.glob(f"*/{SUMMARY}"))
+        folders += [folder] if is_finished_run or not inside else inside
     return list(dict.fromkeys(folders))
 
 
@@ -300,14 +298,14 @@ def _experiment_of(summary: Summary) -> Config:
     and their place, and the version of the user's own code.
     """
     settings = experiment(summary["settings"])
-    settings["division"] = summary.get("division", 1)
+    settings["division"] = summary["division"]
     settings["networks"] = counted(client["arch"] for client in summary["clients"].values())
     if "data" in summary:
         settings["data"] = summary["data"]
     folder = summary["settings"].get("data-dir")
     if folder and is_own(str(settings.get("dataset"))):  # with other files it is another experiment
         settings["data-dir"] = str(Path(str(folder)).absolute())
-    for name, version in summary.get("versions", {}).items():
+    for name, version in summary["versions"].items():
         if name not in OF_ALL_RUNS:  # a package of the user's: edited, it is another experiment
             settings[f"code of {name}"] = version
     return settings
@@ -331,17 +329,15 @@ def intervals(groups: Sequence[Group], unit: str) -> "Drawing":
 
     ``unit`` is the label of the axis.
     """
-    from protofl_common.report.drawing import COLOURS, Drawing, canvas, short
+    from protofl_common.report.drawing import INK, Drawing, canvas, short
 
     height = 1.1 + 0.4 * len(groups)  # inches: 1.1 for the axis, 0.4 for each group
     with canvas(6.4, height) as (figure, axes):
         for row, group in enumerate(groups):
-            values = list(group.values.values())
-            estimate = Estimate.of(values)
-            colour = COLOURS[row % len(COLOURS)]
-            axes.plot(values, [row] * estimate.n, "|", color=colour, markersize=9)
+            estimate = Estimate.of(group.values.values())
+            axes.plot([*group.values.values()], [row] * estimate.n, "|", color=INK, markersize=9)
             half = 0 if math.isnan(estimate.half_width) else estimate.half_width  # NaN of one run
-            axes.errorbar(estimate.mean, row, xerr=half, fmt="o", color=colour, capsize=3)
+            axes.errorbar(estimate.mean, row, xerr=half, fmt="o", color=INK, capsize=3)
         names = [short(f"{group.name} (n = {len(group.values)})", 44) for group in groups]
         axes.set_yticks(range(len(groups)), names)
         axes.set_ylim(len(groups) - 0.5, -0.5)  # the first group is on top

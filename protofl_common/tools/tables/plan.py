@@ -83,7 +83,7 @@ class Cell:
         """Return the cell's runs with these settings in the place of its own, by seed."""
         first = self.first_run
         config = first.config | settings
-        return {seed: _run(config | {"seed": seed}, first.federation, "") for seed in seeds}
+        return {seed: _run(config | {"seed": seed}, first.federation) for seed in seeds}
 
 
 def experiment(config: Config) -> Config:
@@ -159,7 +159,8 @@ def _cell(
     """Plan one cell of a table.
 
     Where several name one setting, the last of these wins: recipe, table, column, row, command
-    line. SettingsError for wrong settings, and for one of the row's that has no effect.
+    line. ``data_dir``, unless it is "", replaces a leading ``data`` in ``data-dir``. SettingsError
+    for wrong settings, and for one of the row's that has no effect.
     """
     column = table.columns[column_name]
     row = table.rows[row_name]
@@ -170,7 +171,11 @@ def _cell(
     clients = row.clients or column.clients
     if clients:
         federation = federation | {"num-supernodes": clients}
-    runs = {seed: _run(config | {"seed": seed}, federation, data_dir) for seed in seeds}
+    place = PurePath(str(config.get("data-dir", "")))
+    is_in_data = place.parts[:1] == ("data",)  # the place has no parts if it is ""
+    if data_dir and is_in_data:
+        config = config | {"data-dir": str(PurePath(data_dir, *place.parts[1:]))}
+    runs = {seed: _run(config | {"seed": seed}, federation) for seed in seeds}
     spaces = table.search | column.search | row.search
     cell = Cell(row_name, column_name, figure, runs, spaces=spaces)
     check_settings_act(row.settings, cell.first_run.settings)  # the others differ in the seed only
@@ -199,16 +204,11 @@ def _skipped_if_data_are_missing(cell: Cell) -> Cell:
     return cell
 
 
-def _run(config: Config, federation: Config, data_dir: str) -> Run:
+def _run(config: Config, federation: Config) -> Run:
     """Check the settings of a run, and name it after all that makes it another run (`_mark`).
 
-    ``data_dir``, unless it is "", replaces a leading ``data`` in the setting ``data-dir``.
     SettingsError or DataError for wrong settings.
     """
-    place = PurePath(str(config.get("data-dir", "")))
-    is_in_data = place.parts[:1] == ("data",)  # the place has no parts if it is ""
-    if data_dir and is_in_data:
-        config = config | {"data-dir": str(PurePath(data_dir, *place.parts[1:]))}
     config = with_hparams(config)
     settings = Settings.from_run_config(default_run_config() | config)
     check_named(config)

@@ -134,7 +134,7 @@ def result_of(cell: Cell, runs: Runs) -> Result:
             continue
         figures.append(name)
         folders.append(folder)
-        for warning in RunFolder(folder).finished_summary().get("warnings", []):
+        for warning in RunFolder(folder).finished_summary()["warnings"]:
             warned.setdefault(warning, []).append(seed)
 
     if failures:
@@ -261,11 +261,11 @@ def differences(table: TableFile, results: Results) -> Table:
     without figures are left out.
     """
     entries = []
-    for (name, column), result in results.items():
+    for place, result in results.items():
         if result.values:
-            gain = _gain(table, name, column, results)
+            gain = _gain(table, place, results)
             figures = result.values.values()
-            entries.append(Estimated([name, column], figures, result.decimals, gain))
+            entries.append(Estimated(list(place), figures, result.decimals, gain))
     heads = ("", "column", *ESTIMATED)
     return Table(heads, estimate_rows(entries), table.note, words=(0, 1))
 
@@ -273,32 +273,33 @@ def differences(table: TableFile, results: Results) -> Table:
 def costs(table: TableFile, results: Results) -> Table:
     """Return the table of costs: what the finished runs of each cell have cost on average."""
     rows = []
-    for (name, column), result in results.items():
+    for place, result in results.items():
         if result.costs:
-            rows.append([name, column, *result.costs])
+            rows.append([*place, *result.costs])
     return Table(("", "column", *COSTS), rows, ABOUT_COSTS, words=(0, 1))
 
 
-def _gain(table: TableFile, row: str, column: str, results: Results) -> Estimate | None:
+def _gain(table: TableFile, place: Place, results: Results) -> Estimate | None:
     """Estimate how much a cell's figure is above that of the row ``against`` in the same column.
 
     Return None for the row ``against`` itself, and if the two cells cannot be compared.
     """
+    row, column = place
     other = results.get((table.against, column))
     if other is None or row == table.against:
         return None
-    return results[row, column].lead_over(other)
+    return results[place].lead_over(other)
 
 
 def _searches(table: TableFile, results: Results) -> Iterator[str]:
     """Yield the page's lines on the settings that ``--search`` has found; none without any."""
     rows = []
-    for (name, column), result in results.items():
+    for place, result in results.items():
         found = result.cell.found
         if found:
             settings = ", ".join(f"{key} = {value}" for key, value in found.settings.items())
             value = f"{found.value:.{result.decimals}f}"
-            rows.append([name, column, settings, value, str(table.trials), str(found.failed)])
+            rows.append([*place, settings, value, str(table.trials), str(found.failed)])
     if not rows:
         return
     seeds = ", ".join(map(str, table.trial_seeds))
@@ -312,7 +313,7 @@ def as_dict(table: TableFile, results: Results) -> dict[str, Any]:
     """Return a table and its results for JSON (docs/reference/commands.schema.json)."""
     cells = []
     for (row, column), result in results.items():
-        gain = _gain(table, row, column, results)
+        gain = _gain(table, (row, column), results)
         search = None
         if result.cell.found:
             search = asdict(result.cell.found) | {"trials": table.trials}
@@ -349,9 +350,9 @@ def csv_of_seeds(results: Results) -> str:
     That is the form which pandas, R and programs for plots take.
     """
     rows = [["row", "column", "seed", "figure", "value", "warnings"]]
-    for (name, column), result in results.items():
+    for place, result in results.items():
         for seed, value in result.values.items():
             warnings = [warning for warning, seeds in result.warned.items() if seed in seeds]
-            texts = (name, column, str(seed), result.figure, f"{value:.10g}", "; ".join(warnings))
-            rows.append(list(texts))
+            figure = (result.figure, f"{value:.10g}")
+            rows.append([*place, str(seed), *figure, "; ".join(warnings)])
     return as_csv(rows)

@@ -127,12 +127,12 @@ def test_a_box_is_of_the_last_evaluation_alone(tmp_path: Path) -> None:
 def test_hidden_clients_have_no_boxes(methods: dict[str, list[Path]]) -> None:
     """The rows have no accuracies of single clients, as under secure aggregation."""
 
-    def without_clients(folder: RunFolder) -> Any:
+    def without_clients(folder: RunFolder, latest_first: bool) -> Any:
         return iter([{"accuracy": {"head": {"mean": 0.5}}, "clients": {"a": {"accuracy": {}}}}])
 
     refused = pytest.raises(SettingsError, match="secure aggregation hides single clients")
 
-    with patch.object(RunFolder, "latest_rows", without_clients), refused:
+    with patch.object(RunFolder, "each_row", without_clients), refused:
         paper.boxes(methods)
 
 

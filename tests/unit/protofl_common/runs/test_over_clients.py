@@ -130,6 +130,7 @@ def result(algo: str, **clients: float) -> Any:
         "settings": {"algo": algo},
         "algorithm": algo.title(),
         "accuracy": {"head": {"mean": 0.5}},
+        "metrics": {},
         "accuracy-of-clients": {site: {"head": share} for site, share in clients.items()},
         "clients": {site: {"arch": "x"} for site in clients},
         "bytes": {},
@@ -307,7 +308,9 @@ def test_figures_of_labels_stand_together_with_the_names_of_the_labels() -> None
 
 def test_runs_of_several_labels_are_compared_by_exact_match_if_one_has_no_auc() -> None:
     """The AUC and the share of right predictions are different figures."""
-    without: Any = {"settings": {"task": "multi-label"}, "accuracy": {"head": {"mean": 0.5}}}
+    several_labels = {"task": "multi-label"}
+    exact: Any = {"head": {"mean": 0.5}}
+    without: Any = {"settings": several_labels, "accuracy": exact, "metrics": {}}
     with_auc: Any = without | {"metrics": {"head/auc": {"mean": 0.7}}}
 
     assert results_in_common([with_auc, with_auc]) == 2 * [Result("head/auc", "AUC")]
