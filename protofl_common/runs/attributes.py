@@ -15,9 +15,6 @@ from torch import Tensor, nn
 
 from protofl_common.maths.prototypes import Prototypes
 
-_MEANS = ":means"
-_LABELS = ":labels"
-_COUNTS = ":counts"
 _IN_PLACE = (torch.Generator, torch.optim.Optimizer, nn.Module, dict)
 
 
@@ -146,11 +143,11 @@ def _tree(entries: Mapping[str, Tensor]) -> dict[str, Any]:
         place = tree  # the dictionary that gets the entry
         for name in path:
             place = place.setdefault(name, {})
-        if last.endswith(_MEANS):
-            whole = key.removesuffix(_MEANS)
-            labels = entries[whole + _LABELS]
-            counts = entries.get(whole + _COUNTS)
-            place[last.removesuffix(_MEANS)] = Prototypes(value, labels, counts)
-        elif not last.endswith((_LABELS, _COUNTS)):
+        name, _, part = last.rpartition(":")
+        if not name or part not in ("means", "labels", "counts"):  # no part of prototypes
             place[last] = value
+        elif part == "means":
+            whole = key.removesuffix(":means")
+            counts = entries.get(f"{whole}:counts")
+            place[name] = Prototypes(value, entries[f"{whole}:labels"], counts)
     return tree

@@ -265,6 +265,7 @@ Launch = Callable[[Run, Path, bool, Callable[[int], None]], Failed | None]
 """(run, folder of all runs, resume, on_round) -> how it failed, None if it did not"""
 
 
+@dataclass
 class Runs:
     """The runs in a folder, and why those failed that this process has made.
 
@@ -272,11 +273,13 @@ class Runs:
     wait for another process that makes the same run; -1: until it has ended.
     """
 
-    def __init__(self, folder: Path, keep_models: bool = False, patience: float = 0) -> None:
-        self.folder = folder.resolve()
-        self.keep_models = keep_models
-        self.patience = patience
-        self.failed: dict[str, str] = {}  # name of a run -> why
+    folder: Path
+    keep_models: bool = False
+    patience: float = 0
+    failed: dict[str, str] = field(default_factory=dict)  # name of a run -> why
+
+    def __post_init__(self) -> None:
+        self.folder = self.folder.resolve()
 
     def folder_of(self, run: Run) -> Path:
         return self.folder / run.name

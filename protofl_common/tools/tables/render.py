@@ -2,8 +2,8 @@
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from protofl_common.runs.figures import Table, as_csv
@@ -228,11 +228,14 @@ def markdown(table: TableFile, results: Results) -> str:
     if "chosen on test data" in figures:
         lines.append("What was chosen on test data is too good: it was picked by what it reports.")
     lines += ["", *_notes(results)]
+    sections = [("What it costs", costs(table, results)), ("The search", _searches(table, results))]
     if table.against:
-        lines += ["", f"## Against {table.against}", "", DIFFERENCES, ""]
-        lines += differences(table, results).as_markdown()
-    lines += ["", "## What it costs", "", ABOUT_COSTS, "", *costs(table, results).as_markdown()]
-    return "\n".join([*lines, *_searches(table, results)]) + "\n"
+        compared = replace(differences(table, results), note=DIFFERENCES)
+        sections.insert(0, (f"Against {table.against}", compared))
+    for heading, content in sections:
+        if content.rows:
+            lines += ["", f"## {heading}", "", content.note, "", *content.as_markdown()]
+    return "\n".join(lines) + "\n"
 
 
 def _notes(results: Results) -> list[str]:
@@ -291,8 +294,8 @@ def _gain(table: TableFile, place: Place, results: Results) -> Estimate | None:
     return results[place].lead_over(other)
 
 
-def _searches(table: TableFile, results: Results) -> Iterator[str]:
-    """Yield the page's lines on the settings that ``--search`` has found; none without any."""
+def _searches(table: TableFile, results: Results) -> Table:
+    """Return the table of the settings that ``--search`` has found."""
     rows = []
     for place, result in results.items():
         found = result.cell.found
@@ -300,13 +303,10 @@ def _searches(table: TableFile, results: Results) -> Iterator[str]:
             settings = ", ".join(f"{key} = {value}" for key, value in found.settings.items())
             value = f"{found.value:.{result.decimals}f}"
             rows.append([*place, settings, value, str(table.trials), str(found.failed)])
-    if not rows:
-        return
     seeds = ", ".join(map(str, table.trial_seeds))
-    text = f"{SEARCHED} {table.trials} trials for each cell, of seed {seeds}."
-    yield from ("", "## The search", "", text, "")
+    note = f"{SEARCHED} {table.trials} trials for each cell, of seed {seeds}."
     heads = ("", "column", "chosen", "on validation data", "trials", "failed")
-    yield from Table(heads, rows).as_markdown()
+    return Table(heads, rows, note)
 
 
 def as_dict(table: TableFile, results: Results) -> dict[str, Any]:
@@ -316,11 +316,9 @@ def as_dict(table: TableFile, results: Results) -> dict[str, Any]:
         gain = _gain(table, (row, column), results)
         search = None
         if result.cell.found:
-            search = asdict(result.cell.found) | {"trials": table.trials}
-            search |= {"seeds": list(table.trial_seeds), "chosen-on": "validation"}
-        estimate = None
-        if result.values:
-            estimate = Estimate.of(result.values.values()).as_dict()
+            trials = {"trials": table.trials, "seeds": list(table.trial_seeds)}
+            search = {**asdict(result.cell.found), **trials, "chosen-on": "validation"}
+        figures = result.values.values()
         cells.append(
             {
                 "row": row,
@@ -330,7 +328,7 @@ def as_dict(table: TableFile, results: Results) -> dict[str, Any]:
                 "figure": result.figure,
                 "paper": table.rows[row].paper.get(column, ""),
                 "values": {str(seed): value for seed, value in result.values.items()},
-                "estimate": estimate,
+                "estimate": Estimate.of(figures).as_dict() if figures else None,
                 "difference": gain.as_dict(test=True) if gain else None,
                 "search": search,
             }

@@ -9,13 +9,13 @@ values, and nothing has to be kept but the runs.
 import random
 import statistics
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain
 
 from protofl_common.config.options import Config, Scalar, SettingsError, keys_of
 from protofl_common.config.sections import DataSettings
 from protofl_common.experiment.settings import hparams_by_key, to_run_config
-from protofl_common.tools.tables.figure import COUNTS, NoFigure
+from protofl_common.tools.tables.figure import COUNTS, Figure, NoFigure
 from protofl_common.tools.tables.plan import Cell, Found, Run, Runs
 from protofl_common.tools.tables.spec import Range, Space, TableFile
 
@@ -23,20 +23,22 @@ DIGITS = 3  # of a number that is tried
 OF_DATA = {"seed", *keys_of(DataSettings)}  # settings that would change the samples of a figure
 
 
+@dataclass(frozen=True)
 class Search:
     """The trials of a cell, also those that earlier calls of the command have made.
 
     A trial that was stopped, or failed, is made again when the search goes on.
     """
 
-    def __init__(self, table: TableFile, cell: Cell, trials: Runs) -> None:
-        """Prepare the search of a cell; ``trials`` are the runs in the folder of all trials."""
-        self.table = table
-        self.cell = cell
-        self.runs = trials
-        # a search looks at validation data only
-        what = cell.figure.what.removeprefix("validation/")
-        self.figure = replace(cell.figure, what=f"validation/{what}")
+    table: TableFile
+    cell: Cell
+    runs: Runs  # in the folder of all trials
+
+    @property
+    def figure(self) -> Figure:
+        """The cell's figure, but on validation data, as no search looks at others."""
+        what = self.cell.figure.what.removeprefix("validation/")
+        return replace(self.cell.figure, what=f"validation/{what}")
 
     def runs_of(self, number: int) -> list[Run]:
         """Return the runs of the trial with this number, one for each trial seed.

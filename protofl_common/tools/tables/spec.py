@@ -86,14 +86,13 @@ def _by_column(numbers: Any, file: ValidationInfo) -> dict[str, Any]:
 
     A table has them by column, or as a list in the order of its columns.
     """
-    columns = list(file.context or ())
+    columns = [str(column) for column in file.context or ()]
     by_column = numbers
     if isinstance(numbers, list) and len(numbers) <= len(columns):
         by_column = dict(zip(columns, numbers, strict=False))  # the list may be shorter
-    if not isinstance(by_column, dict) or not by_column.keys() <= set(columns):
+    if not isinstance(by_column, dict) or not set(map(str, by_column)) <= set(columns):
         wanted = "must be a number for each column, [1.0, …], of {columns}"
-        names = ", ".join(map(str, columns))
-        raise PydanticCustomError("must_be", wanted, {"columns": names})
+        raise PydanticCustomError("must_be", wanted, {"columns": ", ".join(columns)})
     return {column: str(number) for column, number in by_column.items() if number is not None}
 
 
