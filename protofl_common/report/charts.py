@@ -278,10 +278,9 @@ def prototypes(run: RecordedRun) -> Drawings:
         return
     means = stored.arrays["means"]
     merged_means = stored.arrays["global-means"]
-    # a map of fewer than five points shows nothing
-    if len(means) + len(merged_means) < 5:
-        return
-    if means.shape[1:] != merged_means.shape[1:]:  # vectors of two spaces have no common map
+    shows_nothing = len(means) + len(merged_means) < 5
+    are_of_two_spaces = means.shape[1:] != merged_means.shape[1:]  # which have no common map
+    if shows_nothing or are_of_two_spaces:
         return
 
     of_clients = drawn_rows(stored.arrays["labels"], MOST_POINTS)
@@ -416,11 +415,11 @@ def time(run: RecordedRun) -> Drawings:
 
     Rounds without a valid reply are left out, as no client has reported its seconds there.
     """
-    rows = [row for row in run.rounds if row["seconds"].get("clients") and row["valid"]]
+    rows = [row for row in run.rounds if row["valid"]]
     if not rows:
         return
     lines = {
-        "whole round": [row["seconds"].get("total", math.nan) for row in rows],
+        "whole round": [row["seconds"]["total"] for row in rows],
         "merging": [row["seconds"].get("aggregate", math.nan) for row in rows],
     }
     # a row has the seconds of each phase summed over the clients

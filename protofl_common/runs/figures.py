@@ -471,14 +471,14 @@ def sentence(runs: Sequence[Summary]) -> str:
             name += f" over {architectures} architectures"
 
         results = results_of(run)
-        figures = figures_of(run)
-        means = {kind: figures[result.name]["mean"] for kind, result in results.items()}
         result = by_head(results)
+        mean = figures_of(run)[result.name]["mean"]
         title = "" if result.title == "accuracy" else f"{result.title} "
-        text = f"{name} {title}{value_text(result, by_head(means))}"
-        if 100 * means.get("prototype", 0.0) > 100 * by_head(means) + 1:
-            by_prototypes = value_text(results["prototype"], means["prototype"])
-            text += f" by its head, {by_prototypes} by prototypes"
+        text = f"{name} {title}{value_text(result, mean)}"
+        other = results.get("prototype", result)
+        other_mean = figures_of(run)[other.name]["mean"]
+        if other.title == result.title and other_mean - mean > 0.01:
+            text += f" by its head, {value_text(other, other_mean)} by prototypes"
         texts.append(text)
     exchanged = human_bytes(sum(runs[-1]["bytes"].values()))
     return f"{', '.join(texts)}; {exchanged} exchanged"
