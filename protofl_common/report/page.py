@@ -23,7 +23,7 @@ from protofl_common.runs import figures
 from protofl_common.runs.figures import Table, in_reading_order
 from protofl_common.runs.folder import Accuracies, RoundRow, unused_replies
 from protofl_common.runs.over_clients import best_of, figures_of, mean_of_part
-from protofl_common.tasks.metrics import KINDS, LABEL_AUC, LABEL_AUC_ERROR
+from protofl_common.tasks.metrics import BY_CLASS, KINDS, LABEL_AUC, LABEL_AUC_ERROR
 
 MOST_LOST_REPLIES = 300  # rows of the table of lost replies; the rest is counted
 MOST_CLIENTS_UNFOLDED = 20  # a longer table of clients is shown only when it is opened
@@ -215,14 +215,14 @@ def _figures(run: RecordedRun) -> Markup:
     best = {}
     rounds = set()
     for name in in_reading_order(run.results.values(), run.last_rows):
-        if f"/{LABEL_AUC}/" in name:  # each label's AUC has a table of its own
+        if any(f"/{metric}/" in name for metric in BY_CLASS):  # they are shown elsewhere
             continue
         row = run.last_rows[name]
         rounds.add(row["evaluated-after-round"])
         shown[name] = dict(figures_of(row)[name])
         figures_of_clients = [figures_of(client) for client in row["clients"].values()]
         values = [told[name] for told in figures_of_clients if name in told]
-        if values:  # else secure aggregation hides them
+        if values and "std" in shown[name]:  # else secure aggregation hides the clients
             for part in ("worst-20%", "worst-40%", "best-10%"):
                 shown[name][part] = mean_of_part(values, part)
             shown[name]["variance"] = shown[name]["std"] ** 2
