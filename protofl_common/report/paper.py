@@ -54,8 +54,8 @@ def curves(methods: Methods, what: str = "") -> plot.Drawing:
 
     The band is the standard deviation over the runs, where there are several. ``what`` is as in a
     table: ``head``, ``prototype``, ``head/auc``, …; for "" it is the head's accuracy where a run
-    has that, and the prototypes' otherwise; of several labels a sample it is ``head/auc``.
-    SettingsError for a run that lacks the figure.
+    has that, and the prototypes' otherwise; of several labels a sample it is the AUC if all runs
+    have one. SettingsError for a run that lacks the figure, or is not finished.
     """
     figures, unit = _chosen(methods, what)
     measured: dict[str, list[dict[int, float]]] = {}  # method -> of each run the mean by round
