@@ -22,7 +22,7 @@ from protofl_common.basics.files import TensorFileError, remove
 from protofl_common.basics.run_history import RunHistory
 from protofl_common.basics.tensorfile import read_tensors, write_tensors
 
-FORMAT = "protofl-client-state-3"
+FORMAT = "protofl-client-state-4"
 LOST = (
     "Put this folder back, and resume; or begin the run anew. "
     "Machines of one `flwr run` must share the out-dir; those of `protofl run --cluster` need not"

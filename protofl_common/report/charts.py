@@ -8,45 +8,49 @@ of lie by their principal components.
 import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from operator import truediv
 
 import numpy as np
 
-from protofl_common.config.sections import PER_UNIT
 from protofl_common.report import drawing as plot
 from protofl_common.report.reading import Floats, Ints, RecordedRun
+from protofl_common.runs.figures import axis
 from protofl_common.runs.folder import RoundRow
-from protofl_common.runs.over_clients import figures_of, measured
-from protofl_common.tasks.metrics import BY_CLASS, LABEL_AUC, RECALL
+from protofl_common.runs.over_clients import factor, figures_of
+from protofl_common.tasks.metrics import BY_CLASS, RECALL
 
+Drawings = Iterator[plot.Drawing]
 MEANING = {"head": "each model's classifier", "prototype": "the nearest prototype"}
 CLASS_COLOURS = np.array([*plot.COLOURS[:6], "#C9B400", "#7F7F7F", "#8C510A", "#7E5BBF"])
 MOST_CLIENTS = 100  # of a heat map; with more the first ones
 FEW_POINTS = 50  # fewer are not worth a t-SNE, which takes a second, and two to import
-MOST_POINTS = 500  # of a t-SNE
+MOST_POINTS = 300  # of a t-SNE, of the clients and of the server
 SEED = 0
 
 
-def means(run: RecordedRun) -> Iterator[plot.Drawing]:
+def means(run: RecordedRun) -> Drawings:
     """Draw the result over the rounds: the mean, the worst tenth, and on validation data."""
     rows = [row for row in run.rows if row["accuracy"]]
     if not rows:
         return
+    first = next(iter(run.results.values()))
+    # by prototypes there may be no AUC where there is one by the head; no axis has both
+    shown = {kind: result for kind, result in run.results.items() if result.title == first.title}
     lines = {}
-    for kind, result in run.results.items():
+    for result in shown.values():
         name = result.name
-        for measure, label in (("mean", "mean"), ("worst-10%", "worst 10 %")):
-            # with secure aggregation there is only a mean
-            if measure in run.last_result(kind):
-                lines[f"{name}, {label}"] = _over_rounds(rows, name, measure)
+        lines[f"{name}, mean"] = _over_rounds(rows, name)
+        if not run.hides_clients:
+            lines[f"{name}, worst 10 %"] = _over_rounds(rows, name, "worst-10%")
         if any(name in row.get("validation", {}) for row in rows):
             lines[f"{name}, validation"] = _over_rounds(rows, f"validation/{name}")
 
-    title = title_of(run)
-    kinds = " and ".join(f"“{run.results[kind].name}” by {MEANING[kind]}" for kind in run.results)
+    kinds = " and ".join(f"“{shown[kind].name}” by {MEANING[kind]}" for kind in shown)
     worst = "" if run.hides_clients else f", and that of {run.worst_tenth}"
     caption = (
-        f"Test {title} over {run.averaged_over}, {kinds}: the mean{worst}. Measured with what the "
-        "clients received, after the round on the horizontal axis."
+        f"Test {first.title} over {run.averaged_over}, {kinds}: the mean{worst}. Measured with "
+        "what the clients received, after the round on the horizontal axis."
     )
     if not run.evaluates_same_clients:
         caption += " Points are not all of the same clients."
@@ -58,58 +62,20 @@ def means(run: RecordedRun) -> Iterator[plot.Drawing]:
         caption,
         _rounds(rows),
         lines,
-        f"test {title}, %",
+        axis(first),
     )
 
 
-def title_of(run: RecordedRun) -> str:
-    """Say what the run's result is, such as "accuracy" or "AUC"; it has one."""
-    return next(iter(run.results.values())).title
+def _over_rounds(rows: list[RoundRow], name: str, measure: str = "mean") -> list[float]:
+    """Return a figure over the clients from each row; NaN where a row lacks it.
 
-
-def of_methods(run: RecordedRun) -> Iterator[plot.Drawing]:
-    """Draw the mean result of the run and of each of its baselines over the rounds.
-
-    Nothing is drawn of a run without baselines. Methods may be evaluated after different rounds: a
-    line has a gap (NaN) at a round after which only other methods were evaluated.
+    ``name`` is as in `figures_of`, ``measure`` such as ``mean`` or ``worst-10%``. Accuracies are in
+    percent.
     """
-    methods = run.rows_of_baselines | {run.algorithm: run.rows}
-    if len(methods) < 2:
-        return
-    evaluated_rounds: set[int] = set()
-    for rows in methods.values():
-        evaluated_rounds.update(_rounds(rows))
-    rounds = sorted(evaluated_rounds)
-    lines = {}
-    for name, rows in methods.items():
-        kind = "head" if any("head" in row["accuracy"] for row in rows) else "prototype"
-        figure = run.task.result_of(kind, measured(rows)).name
-        value_after = dict(zip(_rounds(rows), _over_rounds(rows, figure), strict=True))
-        lines[name] = [value_after.get(number, math.nan) for number in rounds]
-    title = title_of(run)
-    yield plot.line_chart(
-        "accuracy-of-methods",
-        "The run and its baselines",
-        f"Mean test {title} over {run.averaged_over}, by each model's head (by prototypes where "
-        "an algorithm trains no head): the same clients and data, one seed.",
-        rounds,
-        lines,
-        f"test {title}, %",
-    )
+    return [factor(name) * figures_of(row).get(name, {}).get(measure, math.nan) for row in rows]
 
 
-def _over_rounds(
-    rows: list[RoundRow], name: str, measure: str = "mean", factor: int = 100
-) -> list[float]:
-    """Return a figure over the clients from each row, times ``factor``; NaN where a row lacks it.
-
-    ``name`` is as in `figures_of`, ``measure`` such as ``mean`` or ``worst-10%``. The default
-    factor turns figures in [0, 1] into percent.
-    """
-    return [factor * figures_of(row).get(name, {}).get(measure, math.nan) for row in rows]
-
-
-def of_domains(run: RecordedRun) -> Iterator[plot.Drawing]:
+def of_domains(run: RecordedRun) -> Drawings:
     """Draw the result of each domain's clients over the rounds, by the better way to predict.
 
     Nothing is drawn with fewer than two domains, before the first evaluation, and where secure
@@ -118,46 +84,45 @@ def of_domains(run: RecordedRun) -> Iterator[plot.Drawing]:
     if not run.domains or not run.better_kind or run.hides_clients:
         return
     result = run.results[run.better_kind]
+    rounds = []
     lines: dict[str, list[float]] = {domain: [] for domain in run.domains}
     for row in run.each_row():
         if result.name not in figures_of(row):
             continue
+        rounds.append(row["evaluated-after-round"])
         for domain, sites in run.domains.items():
-            values = [percent_of(row, site, result.name) for site in sites]
-            lines[domain].append(_mean_of_known(values))
+            mean = _mean_of_known(of_site(row, site, result.name) for site in sites)
+            lines[domain].append(factor(result.name) * mean)
     yield plot.line_chart(
         "accuracy-of-domains",
         "By domain",
         f"Mean test {result.title} over the clients of each domain, by {MEANING[run.better_kind]}.",
-        _rounds(run.evaluations(run.better_kind)),
+        rounds,
         lines,
-        f"test {result.title} ({run.better_kind}), %",
+        axis(result),
     )
 
 
-def of_clients(run: RecordedRun) -> Iterator[plot.Drawing]:
+def of_clients(run: RecordedRun) -> Drawings:
     """Draw a map of each client's result over the rounds, one for each way to predict."""
     if run.hides_clients or not run.sites:
         return
     sites, words_on_others = _first_of(run, list(run.sites))
-    # way to predict -> values [R, S], of R evaluations and S sites
-    maps: dict[str, list[list[float]]] = {kind: [] for kind in run.results}
-    for row in run.each_row():
-        for kind, values_RS in maps.items():
-            name = run.results[kind].name
-            if name in figures_of(row):
-                values_RS.append([percent_of(row, site, name) for site in sites])
-    for kind, values_RS in maps.items():
-        title = run.results[kind].title
+    for kind, result in run.results.items():
+        columns = {}  # round -> the values of all sites after it
+        for row in run.each_row():
+            if result.name in figures_of(row):
+                values = [of_site(row, site, result.name) for site in sites]
+                columns[row["evaluated-after-round"]] = values
         yield plot.heat_map(
             f"accuracy-of-clients-{kind}",
             f"Every client ({kind})",
-            f"Test {title} of each client by {MEANING[kind]}; lighter is better, on the "
+            f"Test {result.title} of each client by {MEANING[kind]}; lighter is better, on the "
             f"range of these values. Blank: not evaluated.{words_on_others}",
-            np.array(values_RS).T,
+            factor(result.name) * np.array(list(columns.values())).T,
             sites,
-            _rounds(run.evaluations(kind)),
-            f"test {title}, %",
+            list(columns),
+            axis(result),
             "after round",
         )
 
@@ -172,21 +137,17 @@ def _first_of(run: RecordedRun, sites: list[str]) -> tuple[list[str], str]:
     return shown, f" {left_out} clients are not shown." if left_out else ""
 
 
-def metrics(run: RecordedRun) -> Iterator[plot.Drawing]:
+def metrics(run: RecordedRun) -> Drawings:
     """Draw the metrics beside accuracy over the rounds.
 
     Those of each class or label are left out of this chart, for they would be too many lines. The
-    recall of each class, and the AUC of each label, have a map of their own.
+    recall of each class has a map of its own, and the AUC of each label a table.
     """
     rows = [row for row in run.rows if row.get("metrics")]
-    values: dict[str, list[float]] = {}  # such as "head/auc" or "head/recall/3" -> over the rounds
-    for row in rows:
-        for name in row["metrics"]:
-            if name not in values:
-                values[name] = _over_rounds(rows, name, factor=1)
-
+    means = [{name: value["mean"] for name, value in row["metrics"].items()} for row in rows]
+    every_line = _lines(means)
     lines = {}
-    for name, line in values.items():
+    for name, line in every_line.items():
         is_by_class = any(f"/{metric}/" in name for metric in BY_CLASS)
         if not is_by_class:
             lines[name] = line
@@ -200,38 +161,35 @@ def metrics(run: RecordedRun) -> Iterator[plot.Drawing]:
             f"mean over {run.averaged_over}",
         )
 
-    for metric, title in {RECALL: "Recall of each class", LABEL_AUC: "AUC of each label"}.items():
-        prefix = f"{run.better_kind}/{metric}/"
-        labels = sorted(
-            int(name.removeprefix(prefix)) for name in values if name.startswith(prefix)
-        )
-        if not labels:
-            continue
-        yield plot.heat_map(
-            metric,
-            title,
-            f"{title} by {MEANING[run.better_kind]}: the mean over the clients with test samples "
-            "of it.",
-            100 * np.array([values[f"{prefix}{label}"] for label in labels]),
-            [run.class_name(label) for label in labels],
-            _rounds(rows),
-            f"{title.split()[0]}, %",  # "Recall, %" or "AUC, %"
-            "after round",
-        )
+    prefix = f"{run.better_kind}/{RECALL}/"
+    recalls = {name: line for name, line in every_line.items() if name.startswith(prefix)}
+    if not recalls:
+        return
+    names = sorted(recalls, key=lambda name: (len(name), name))  # 9 before 10
+    yield plot.heat_map(
+        "recall",
+        "Recall of each class",
+        f"Recall of each class by {MEANING[run.better_kind]}: the mean over the clients with test "
+        "samples of it.",
+        np.array([recalls[name] for name in names]),
+        [run.class_name(int(name.removeprefix(prefix))) for name in names],
+        _rounds(rows),
+        "recall",
+        "after round",
+    )
 
 
-def losses(run: RecordedRun) -> Iterator[plot.Drawing]:
+def losses(run: RecordedRun) -> Drawings:
     """Draw the training loss over the rounds with its terms, and the server's own loss."""
     rows = [row for row in run.rounds if row["losses"]]
     if not rows:
         return
-    names = _names_in_any(row["losses"] for row in rows)
-    if set(names) == {"total", "cross-entropy"}:  # the total of one term is that term
-        names.remove("total")
-    lines = {name: [row["losses"].get(name, math.nan) for row in rows] for name in names}
-    of_server = [row.get("server", {}) for row in rows]
-    if "server-loss" in _names_in_any(of_server):
-        lines["server's loss"] = [figures.get("server-loss", math.nan) for figures in of_server]
+    lines = _lines([row["losses"] for row in rows])
+    if lines.keys() == {"total", "cross-entropy"}:  # the total of one term is that term
+        del lines["total"]
+    of_server = _lines([row.get("server", {}) for row in rows])
+    if "server-loss" in of_server:
+        lines["server's loss"] = of_server["server-loss"]
     yield plot.line_chart(
         "losses",
         "Training losses",
@@ -244,15 +202,16 @@ def losses(run: RecordedRun) -> Iterator[plot.Drawing]:
     )
 
 
-def _names_in_any(figures: Iterable[Mapping[str, object]]) -> list[str]:
-    """Return the names of figures that any row has, in the order in which they first occur."""
-    names: dict[str, None] = {}
-    for figures_of_row in figures:
-        names |= dict.fromkeys(figures_of_row)
-    return list(names)
+def _lines(rows: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
+    """Return a line for each figure that any row has, in the order in which they first occur.
+
+    It is NaN where a row lacks the figure.
+    """
+    names = dict.fromkeys(chain(*rows))
+    return {name: [row.get(name, math.nan) for row in rows] for name in names}
 
 
-def samples(run: RecordedRun) -> Iterator[plot.Drawing]:
+def samples(run: RecordedRun) -> Drawings:
     """Draw a map of how many training samples of each class each client has.
 
     Only clients are shown that tell the server these counts; nothing is drawn if none does.
@@ -277,7 +236,7 @@ def samples(run: RecordedRun) -> Iterator[plot.Drawing]:
     )
 
 
-def margins(run: RecordedRun) -> Iterator[plot.Drawing]:
+def margins(run: RecordedRun) -> Drawings:
     """Draw a map of the classes' margins, among the global prototypes and each client's.
 
     A margin is the distance to the nearest prototype of another class. FedTGP's paper normalises
@@ -312,46 +271,62 @@ def margins(run: RecordedRun) -> Iterator[plot.Drawing]:
     )
 
 
-def prototypes(run: RecordedRun) -> Iterator[plot.Drawing]:
+def prototypes(run: RecordedRun) -> Drawings:
     """Draw the last prototypes of the clients and of the server as points of one map."""
-    own = run.client_prototypes
-    merged = run.global_prototypes
-    # a map of fewer than five points shows nothing
-    if own is None or merged is None or len(own.labels) + len(merged.labels) < 5:
+    stored = run.prototypes
+    if stored is None or "global-means" not in stored.arrays:
         return
-    if own.values.shape[1] != merged.values.shape[1]:  # vectors of two spaces have no common map
+    means = stored.arrays["means"]
+    merged_means = stored.arrays["global-means"]
+    shows_nothing = len(means) + len(merged_means) < 5
+    are_of_two_spaces = means.shape[1:] != merged_means.shape[1:]  # which have no common map
+    if shows_nothing or are_of_two_spaces:
         return
 
-    # the server's get a third of the points at most, so that neither they nor the prototypes of
-    # many clients fill the whole map
-    of_server = drawn_rows(merged.labels, MOST_POINTS // 3)
-    of_clients = drawn_rows(own.labels, MOST_POINTS - len(of_server))
-    labels = own.labels[of_clients]
-    merged_labels = merged.labels[of_server]
+    of_clients = drawn_rows(stored.arrays["labels"], MOST_POINTS)
+    of_server = drawn_rows(stored.arrays["global-labels"], MOST_POINTS)
+    labels = stored.arrays["labels"][of_clients]
+    merged_labels = stored.arrays["global-labels"][of_server]
     # all in one map: the clients' points come first, then the server's
-    places, method = places_in_map(
-        np.concatenate([own.values[of_clients], merged.values[of_server]])
-    )
-    clients = places[: len(labels)]
-    server = places[len(labels) :]
+    points = np.concatenate([means[of_clients], merged_means[of_server]]).astype(np.float64)
+    places, method = places_in_map(points)
+    clients, server = np.split(places, [len(labels)])
 
     shown = ""
-    if len(labels) < len(own.labels):
-        shown = f" {len(labels)} of {len(own.labels)} client prototypes."
+    if len(labels) < len(means):
+        shown = f" {len(labels)} of {len(means)} client prototypes."
     caption = (
-        f"{method} of the prototypes after round {own.round} (FedTGP, Figure 5): a circle "
+        f"{method} of the prototypes after round {stored.round} (FedTGP, Figure 5): a circle "
         f"for each client and class, a triangle for each global prototype, coloured and named by "
         f"class.{shown}"
     )
     with plot.canvas(plot.WIDTH, 4.3) as (figure, axes):
-        colours = CLASS_COLOURS.take(labels, mode="wrap")
-        merged_colours = CLASS_COLOURS.take(merged_labels, mode="wrap")
-        circles = {"alpha": 0.75, "linewidths": 0, "label": "client prototypes"}
-        axes.scatter(*clients.T, s=16, c=colours, **circles)
-        triangles = {"marker": "^", "edgecolors": plot.INK, "linewidths": 0.9}
-        axes.scatter(*server.T, s=60, c=merged_colours, label="global ones", **triangles)
-        beside = {"xytext": (5, 4), "textcoords": "offset points", "fontsize": 10}
-        plot.name_classes(axes, merged_labels, run.class_name, server, **beside)
+        axes.scatter(
+            *clients.T,
+            s=16,
+            c=CLASS_COLOURS.take(labels, mode="wrap"),
+            alpha=0.75,
+            linewidths=0,
+            label="client prototypes",
+        )
+        axes.scatter(
+            *server.T,
+            s=60,
+            c=CLASS_COLOURS.take(merged_labels, mode="wrap"),
+            marker="^",
+            edgecolors=plot.INK,
+            linewidths=0.9,
+            label="global ones",
+        )
+        plot.name_classes(
+            axes,
+            merged_labels,
+            run.class_name,
+            server,
+            xytext=(5, 4),
+            textcoords="offset points",
+            fontsize=10,
+        )
         figure.legend(loc="outside lower center", ncols=2)
         yield plot.Drawing(figure, "prototypes-map", "Prototypes of clients and server", caption)
 
@@ -392,7 +367,7 @@ def drawn_rows(labels: Ints, most: int) -> Ints:
     return np.sort(np.random.default_rng(SEED).choice(len(labels), count, replace=False))
 
 
-def numbers(run: RecordedRun) -> Iterator[plot.Drawing]:
+def numbers(run: RecordedRun) -> Drawings:
     """Draw how many prototypes of a class a client sends, on average, over the rounds.
 
     There is a line for each domain, or one for all clients if there are not several domains.
@@ -435,23 +410,22 @@ def _mean_of_known(values: Iterable[float]) -> float:
     return statistics.fmean(known) if known else math.nan
 
 
-def time(run: RecordedRun) -> Iterator[plot.Drawing]:
+def time(run: RecordedRun) -> Drawings:
     """Draw the seconds of each round: of all of it, of merging, and of the phases at a client.
 
     Rounds without a valid reply are left out, as no client has reported its seconds there.
     """
-    rows = [row for row in run.rounds if row["seconds"].get("clients") and row["valid"]]
+    rows = [row for row in run.rounds if row["valid"]]
     if not rows:
         return
     lines = {
-        "whole round": [row["seconds"].get("total", math.nan) for row in rows],
+        "whole round": [row["seconds"]["total"] for row in rows],
         "merging": [row["seconds"].get("aggregate", math.nan) for row in rows],
     }
     # a row has the seconds of each phase summed over the clients
-    for phase in _names_in_any(row["seconds"]["clients"] for row in rows):
-        lines[f"client: {phase}"] = [
-            row["seconds"]["clients"].get(phase, math.nan) / row["valid"] for row in rows
-        ]
+    for phase, sums in _lines([row["seconds"]["clients"] for row in rows]).items():
+        clients = [row["valid"] for row in rows]
+        lines[f"client: {phase}"] = list(map(truediv, sums, clients))
     yield plot.line_chart(
         "time-of-a-round",
         "Time of a round",
@@ -464,40 +438,13 @@ def time(run: RecordedRun) -> Iterator[plot.Drawing]:
     )
 
 
-def spent(run: RecordedRun) -> Iterator[plot.Drawing]:
-    """Draw the accuracy against the ε that it has cost, for a run with differential privacy.
-
-    The evaluation before the first round is left out: no privacy has been spent then.
-    """
-    epsilon_after = {row["round"]: row["epsilon"] for row in run.rounds if "epsilon" in row}
-    rows = [
-        row for row in run.rows if row["accuracy"] and row["evaluated-after-round"] in epsilon_after
-    ]
-    if not rows:
-        return
-    caption = (
-        "What each evaluation's model has cost: ε of the client that the run costs most, as if it "
-        "took part in every round. With a budget for all rounds, fewer rounds need less noise: "
-        "the curve is no forecast of a run with a smaller budget."
-    )
-    yield plot.line_chart(
-        "accuracy-against-epsilon",
-        "Accuracy for privacy spent",
-        caption,
-        [epsilon_after[row["evaluated-after-round"]] for row in rows],
-        {f"{kind}, mean": _over_rounds(rows, kind) for kind in run.last_evaluation},
-        "test accuracy, %",
-        f"ε spent{PER_UNIT[str(run.settings['dp'])]}",
-    )
-
-
 def _rounds(rows: list[RoundRow]) -> list[int]:
     """Return the round after which each row was measured: a chart's places from left to right."""
     return [row["evaluated-after-round"] for row in rows]
 
 
-def percent_of(row: RoundRow, site: str, name: str) -> float:
-    """Return a client's figure in percent; NaN where the client did not tell."""
+def of_site(row: RoundRow, site: str, name: str) -> float:
+    """Return a client's figure; NaN where the client did not tell."""
     if site not in row["clients"]:
         return math.nan
-    return 100.0 * float(figures_of(row["clients"][site]).get(name, math.nan))
+    return float(figures_of(row["clients"][site]).get(name, math.nan))

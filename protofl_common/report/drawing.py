@@ -30,8 +30,8 @@ FIGURE = """<figure id="{0}"><h3>{1}</h3>
 <div class="box">{2}</div><figcaption>{3}</figcaption></figure>
 """
 INK = "#010203"  # stands for the colour of the page's text
-COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#8C6D1F", "#999999")
-DASHES = ("-", "--", "-.", ":")
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#8C6D1F")
+DASHES = ("-", "--", "-.", ":")  # seven colours and four dashes: the first 28 lines all differ
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<")
 WIDTH = 4.8  # inches of one column: 10 points can be read on a telephone
 HEIGHT = 3.3  # inches
@@ -155,19 +155,17 @@ def line_chart(
     with canvas() as (figure, axes):
         for index, (label, values) in enumerate(lines.items()):
             is_known = ~np.isnan(values)
-            repetition = index // len(COLOURS)  # how often all colours have been used before
-            look: dict[str, Any] = {
-                "color": COLOURS[index % len(COLOURS)],
-                # there are as many colours as two rounds of dashes: without the shift by the
-                # repetition, lines of one colour would have the same dashes
-                "linestyle": DASHES[(index + repetition) % len(DASHES)],
-                "marker": MARKERS[index % len(MARKERS)],
-                "markevery": max(1, len(places) // 12),  # about 12 on each line
-            }
-            axes.plot(np.array(places)[is_known], np.array(values)[is_known], label=label, **look)
+            colour = COLOURS[index % len(COLOURS)]
+            axes.plot(
+                np.array(places)[is_known],
+                np.array(values)[is_known],
+                color=colour,
+                linestyle=DASHES[index % len(DASHES)],
+                marker=MARKERS[index % len(MARKERS)],
+                markevery=max(1, len(places) // 12),  # about 12 on each line
+            )
             if bands and label in bands:
-                low, high = bands[label]
-                axes.fill_between(places, low, high, color=look["color"], alpha=0.18, linewidth=0)
+                axes.fill_between(places, *bands[label], color=colour, alpha=0.18, linewidth=0)
 
         positive = [value for values in lines.values() for value in values if value > 0]
         if unit == "loss" and positive and max(positive) > 50 * min(positive):
@@ -202,8 +200,7 @@ def heat_map(
     """
     # inches: 1.2 for the other axis and its names, and 0.17 for each row; at most 8
     height = min(max(HEIGHT, 1.2 + 0.17 * len(rows)), 8.0)
-    row_names = [str(row) for row in rows]
-    column_names = [str(column) for column in columns]
+    column_names = list(map(str, columns))
     rotation = 90 if max(map(len, column_names)) > 4 else 0  # longer ones would touch each other
     are_counts = bool((values_RC[~np.isnan(values_RC)] % 1 == 0).all())
     with canvas(WIDTH, height) as (figure, axes):
@@ -215,7 +212,7 @@ def heat_map(
             cmap="cividis",
         )
         axes.grid(False)
-        axes.set_yticks(*some_ticks(row_names, 30), fontsize=9)
+        axes.set_yticks(*some_ticks(list(map(str, rows)), 30), fontsize=9)
         axes.set_xticks(*some_ticks(column_names, 12, 10), rotation=rotation, fontsize=9)
         axes.set_xlabel(below)
         axes.set_ylabel(beside)
@@ -236,7 +233,7 @@ def name_classes(
     matplotlib writes. With more than `NAMED_CLASSES` classes no names are written. The axes lose
     their ticks and frame, as distances in the map have no unit.
     """
-    present = np.unique(labels).tolist()
+    present = np.unique(labels)
     if len(present) <= NAMED_CLASSES:
         for label in present:
             middle = np.median(places[labels == label], axis=0)
@@ -249,13 +246,18 @@ def name_classes(
 
 def _number_cells(axes: Any, image: Any, values_RC: Floats, decimals: int) -> None:
     """Write each number into its cell: white where the cell is dark, else black."""
-    for (row, column), value in np.ndenumerate(values_RC):
-        if np.isnan(value):
-            continue
-        text = f"{value:.{decimals}f}"
+    for row, column in np.argwhere(~np.isnan(values_RC)):
+        value = values_RC[row, column]
         is_light = image.norm(value) > 0.5  # on the colour scale, from 0 (dark) to 1 (light)
-        colour = "#111111" if is_light else "#FFFFFF"
-        axes.text(column, row, text, color=colour, fontsize=8, ha="center", va="center")
+        axes.text(
+            column,
+            row,
+            f"{value:.{decimals}f}",
+            color="#111111" if is_light else "#FFFFFF",
+            fontsize=8,
+            ha="center",
+            va="center",
+        )
 
 
 def short(text: str, longest: int = 14) -> str:

@@ -7,28 +7,28 @@ escapes whatever is not markup itself.
 import json
 import math
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from pathlib import Path
 
 from markupsafe import Markup
 
 from protofl_common.basics.files import write_text
 from protofl_common.basics.text import human_bytes, human_seconds
-from protofl_common.config.sections import PER_UNIT, protections
+from protofl_common.config.sections import protections
 from protofl_common.experiment.settings import default_run_config
-from protofl_common.report import charts
-from protofl_common.report.drawing import Drawing
+from protofl_common.report import charts, paper
 from protofl_common.report.reading import RecordedRun
 from protofl_common.report.style import CSS, POLICY
 from protofl_common.runs import figures
-from protofl_common.runs.figures import MEASURES, Table
+from protofl_common.runs.figures import Table, in_reading_order
 from protofl_common.runs.folder import Accuracies, RoundRow, unused_replies
-from protofl_common.runs.over_clients import best_of, fairness, in_percent
-from protofl_common.tasks.metrics import LABEL_AUC, LABEL_AUC_ERROR
+from protofl_common.runs.over_clients import best_of, figures_of, mean_of_part
+from protofl_common.tasks.metrics import BY_CLASS, KINDS, LABEL_AUC, LABEL_AUC_ERROR
 
 MOST_LOST_REPLIES = 300  # rows of the table of lost replies; the rest is counted
 MOST_CLIENTS_UNFOLDED = 20  # a longer table of clients is shown only when it is opened
 SIZES = ("parameters", "train-samples", "validation-samples", "test-samples")
-ACCURACY_HEADS = {
+HEADS = {
     "mean": "mean",
     "weighted": "by samples",
     "worst-10%": "worst 10 %",
@@ -39,9 +39,10 @@ ACCURACY_HEADS = {
     "variance": "variance",
 }
 """Figures over the clients, and their heads; some stand only here."""
-FIGURES: dict[str, tuple[Callable[[RecordedRun], Iterable[Drawing]], ...]] = {
+Draw = Callable[[RecordedRun], charts.Drawings]
+FIGURES: dict[str, tuple[Draw, ...]] = {
     "Accuracy": (
-        charts.of_methods,
+        paper.of_methods,
         charts.means,
         charts.of_domains,
         charts.of_clients,
@@ -50,7 +51,6 @@ FIGURES: dict[str, tuple[Callable[[RecordedRun], Iterable[Drawing]], ...]] = {
     ),
     "Data": (charts.samples,),
     "Prototypes": (charts.margins, charts.prototypes, charts.numbers),
-    "Privacy in figures": (charts.spent,),
     "Time": (charts.time,),
 }
 PAGE = """<!DOCTYPE html>
@@ -84,10 +84,9 @@ def save_figures(folder: Path, into: Path) -> list[Path]:
     """Write each figure of a run's page as SVG and PDF, and return the files."""
     run = RecordedRun(folder)
     files = []
-    for functions in FIGURES.values():
-        for function in functions:
-            for drawing in function(run):
-                files += drawing.save(into)
+    for function in chain(*FIGURES.values()):
+        for drawing in function(run):
+            files += drawing.save(into)
     return files
 
 
@@ -111,6 +110,8 @@ def page(run: RecordedRun) -> str:
     if not run.summary:
         state = _note("This run is not finished: the page shows it as far as it is.")
     paper = run.facts.get("paper", "")
+    versions = run.summary["versions"] if run.summary else {}
+    numbers = ", ".join(f"{name} {number}" for name, number in versions.items())
     return Markup(PAGE).format(
         policy=Markup(POLICY),
         css=Markup(CSS),
@@ -120,18 +121,12 @@ def page(run: RecordedRun) -> str:
         state=state,
         links=each('<a href="#{0}">{1}</a>', shown),
         body=each('<section id="{0}"><h2>{1}</h2>{2}</section>', shown),
-        footer=_footer(run),
+        footer=f"ProtoFL {numbers} · protofl report {run.name} --figures DIR draws all again, "
+        "figures as SVG and PDF too",
     )
 
 
-def _footer(run: RecordedRun) -> str:
-    versions = run.summary.get("versions", {}) if run.summary else {}
-    numbers = ", ".join(f"{name} {number}" for name, number in versions.items())
-    redraw = f"protofl report {run.name} --figures DIR draws all again, figures as SVG and PDF too"
-    return f"ProtoFL {numbers} · {redraw}"
-
-
-def _drawn(function: Callable[[RecordedRun], Iterable[Drawing]], run: RecordedRun) -> Markup:
+def _drawn(function: Draw, run: RecordedRun) -> Markup:
     """Return all figures that a function draws; if it fails, a note with its name and the error."""
     try:
         return Markup("").join(drawing.as_html() for drawing in function(run))
@@ -159,11 +154,7 @@ def _result(run: RecordedRun) -> Markup:
         if run.missing_baselines > 0:
             text += f"; baselines not found beside it: {run.missing_baselines}"
         shown = _note(text, "note gain") + table(figures.side_by_side(run.compared)) + shown
-    tables = [_accuracies(run), _metrics(run), _auc_of_labels(run)]
-    is_metric = any(not in_percent(result.name) for result in run.results.values())
-    if is_metric:  # then the accuracies are not what tells most
-        tables = [*tables[1:], tables[0]]
-    return shown + Markup("").join(tables)
+    return shown + _figures(run) + _auc_of_labels(run)
 
 
 def _tiles(run: RecordedRun) -> list[tuple[str, str]]:
@@ -180,99 +171,78 @@ def _tiles(run: RecordedRun) -> list[tuple[str, str]]:
             worst = figures.value_text(result, over_clients["worst-10%"])
             tiles.append((worst, f"{run.worst_tenth}, {result.name}"))
 
-    stopped = ", stopped early" if run.summary and run.summary.get("stopped-early") else ""
-    planned = run.settings.get("rounds", "?")
-    tiles.append((f"{len(run.rounds)} of {planned}", f"rounds{stopped}"))
-
     sizes, lost, seconds = figures.totals(run.rows)
-    if run.summary:  # it has the whole time, also that between the rounds
-        seconds = run.summary["seconds"]
-    tiles.append((str(len(run.sites)), "clients"))
-    tiles.append((human_bytes(sizes["up"]), "up in all"))
-    tiles.append((human_bytes(sizes["down"]), "down in all"))
-    tiles.append((human_seconds(seconds), "time"))
-    # a late reply was counted as missing before, in the round that waited for it
-    tiles.append((str(sum(lost.values()) - lost["late"]), "lost replies"))
+    stopped = ""
+    if run.summary:
+        seconds = run.summary["seconds"]  # the whole time, also that between the rounds
+        stopped = ", stopped early" if run.summary["stopped-early"] else ""
+    tiles += [
+        (f"{len(run.rounds)} of {run.settings.get('rounds', '?')}", f"rounds{stopped}"),
+        (str(len(run.sites)), "clients"),
+        (human_bytes(sizes["up"]), "up in all"),
+        (human_bytes(sizes["down"]), "down in all"),
+        (human_seconds(seconds), "time"),
+        # a late reply was counted as missing before, in the round that waited for it
+        (str(sum(lost.values()) - lost["late"]), "lost replies"),
+    ]
     counted_late = sum(len(row.get("counted-late", {})) for row in run.rows)
     if counted_late:
         tiles.append((str(counted_late), "replies that counted in a later round"))
 
-    per_unit = PER_UNIT.get(str(run.settings.get("dp")), "")
-    if "epsilon" in run.rows[-1]:
+    last = run.last_row
+    if last and "epsilon" in last:
+        of_ledgers = figures.epsilon_of_ledgers(last)
+        epsilon = figures.describe_epsilon(last["epsilon"], of_ledgers, last["epsilon-of"])
         delta = f"{run.settings['dp-delta']:g}"
-        words = f"planned for the client that the run costs most, δ = {delta}"
-        tiles.append((f"ε ≤ {run.rows[-1]['epsilon']:.2f}{per_unit}", words))
-    of_ledgers = figures.epsilon_of_ledgers(run.last_row) if run.last_row else None
-    if of_ledgers is not None:
-        words = "the most that a client's own ledger counts for this run"
-        tiles.append((f"ε = {of_ledgers:.2f}{per_unit}", words))
+        tiles.append((epsilon, f"of the client that the run costs most, δ = {delta}"))
     return tiles
 
 
 def _privacy(run: RecordedRun) -> Markup:
     """Return which protections the run had, and what `protofl audit` found if it was run."""
-    lines = each("<p>{}</p>", [(line,) for line in protections(run.settings)])
+    lines = each("<p>{}</p>", zip(protections(run.settings)))
     if not run.audit:
         return lines
-
     leaks = sum(attack["above_chance"] for attack in run.audit)
     text = f"{leaks} of {len(run.audit)} attacks name training samples above chance."
     verdict = _note(text, "note leak" if leaks else "note")
     return lines + verdict + table(figures.audit_table(run.audit), words=True)
 
 
-def _accuracies(run: RecordedRun) -> Markup:
-    """Return the table of accuracies at the last evaluation, a row for each way to predict."""
-    if not run.last_evaluation:
-        return Markup("")
-    accuracy = {}
-    validation = {}
+def _figures(run: RecordedRun) -> Markup:
+    """Return the table of the last accuracies and metrics; the run's results stand first."""
+    shown: Accuracies = {}
     best = {}
-    for kind, row in run.last_evaluation.items():
-        of_clients = []  # accuracies of those that tell theirs
-        for client in row["clients"].values():
-            if kind in client["accuracy"]:
-                of_clients.append(client["accuracy"][kind])
-        accuracy[kind] = row["accuracy"][kind] | fairness(of_clients)
-        if kind in row.get("validation", {}):
-            validation[kind] = row["validation"][kind]
-
-        best_round = best_of(run.rows, kind)
+    rounds = set()
+    for name in in_reading_order(run.results.values(), run.last_rows):
+        if any(f"/{metric}/" in name for metric in BY_CLASS):  # they are shown elsewhere
+            continue
+        row = run.last_rows[name]
+        rounds.add(row["evaluated-after-round"])
+        shown[name] = dict(figures_of(row)[name])
+        figures_of_clients = [figures_of(client) for client in row["clients"].values()]
+        values = [told[name] for told in figures_of_clients if name in told]
+        if values and "std" in shown[name]:  # else secure aggregation hides the clients
+            for part in ("worst-20%", "worst-40%", "best-10%"):
+                shown[name][part] = mean_of_part(values, part)
+            shown[name]["variance"] = shown[name]["std"] ** 2
+        best_round = best_of(run.rows, name) if name in KINDS else None
         if best_round:
-            best[kind] = best_round
-
-    rounds = {row["evaluated-after-round"] for row in run.last_evaluation.values()}
+            best[name] = best_round
+    if not shown:
+        return Markup("")
     round_numbers = " and ".join(str(number) for number in sorted(rounds))
     how_chosen = figures.chosen(best.values())
     note = (
-        f"Test {run.task.says_right} after round {round_numbers} in percent, over the clients "
-        "(their spread as in FedPCL, Tables 12 and 13; std in points, variance in points²), and "
-        f"the best mean with its round, which was {how_chosen}.{run.note_on_hidden}"
+        f"Test {run.task.says_right} in percent, and metrics as they are, after round "
+        f"{round_numbers}, over the clients that have them (their spread as in FedPCL, Tables 12 "
+        "and 13; std in points, variance in points²), and the best mean with its round, which was "
+        f"{how_chosen}.{run.note_on_hidden}"
     )
-    heads = ("", *ACCURACY_HEADS.values(), "best mean")
-    return table(
-        Table(heads, figures.accuracy_rows(accuracy, best, validation, ACCURACY_HEADS), note)
-    )
-
-
-def _metrics(run: RecordedRun) -> Markup:
-    """Return the table of metrics beside accuracy, of the last evaluation that has any."""
-    last: Accuracies = {}
-    last_round = 0
-    for row in run.rows:
-        if row.get("metrics"):
-            last = row["metrics"]
-            last_round = row["evaluated-after-round"]
-    # each label's AUC has a table of its own
-    others = {name: values for name, values in last.items() if f"/{LABEL_AUC}/" not in name}
-    rows = figures.metric_rows(others, digits=4)
-    if not rows:
-        return Markup("")
-    note = (
-        f"Metrics beside accuracy after round {last_round}, over the clients that have them."
-        f"{run.note_on_hidden}"
-    )
-    return table(Table(("", *MEASURES.values()), rows, note))
+    heads = ("", *HEADS.values(), "best mean")
+    says_right = run.task.says_right
+    rows = figures.figure_rows(shown, best, measures=HEADS, says_right=says_right)
+    return table(Table(heads, rows, note))
 
 
 def _auc_of_labels(run: RecordedRun) -> Markup:
@@ -281,11 +251,9 @@ def _auc_of_labels(run: RecordedRun) -> Markup:
     The AUCs are those of the last evaluation that has any.
     """
     prefix = f"{run.better_kind}/{LABEL_AUC}/"
-    measured = [row for name, row in run.last_rows.items() if name.startswith(prefix)]
-    if not measured:
+    last = run.last_measured
+    if last is None or not any(name.startswith(prefix) for name in last["metrics"]):
         return Markup("")
-    last = max(measured, key=lambda row: row["evaluated-after-round"])
-
     rows = []
     # label l has two classes: 2 l of the samples without it, and 2 l + 1 of those with it; its
     # figures are named by the second
@@ -308,18 +276,19 @@ def _auc_cells(row: RoundRow, name: str, name_of_error: str) -> tuple[str, str, 
     """
     if name not in row["metrics"]:
         return "–", "–", "nobody"
-    figures_of_clients = [client.get("metrics", {}) for client in row["clients"].values()]
-    testers = [metrics for metrics in figures_of_clients if name in metrics]
+    errors = []  # of the clients that test the label; NaN where one reports none
+    for client in row["clients"].values():
+        metrics = client.get("metrics", {})
+        if name in metrics:
+            errors.append(metrics.get(name_of_error, math.nan))
     mean = row["metrics"][name]["mean"]
     interval = "–"
-    errors = [metrics.get(name_of_error, math.nan) for metrics in testers]
     # of the mean of n independent figures: the root of the sum of their squared errors, over n
     error_of_mean = math.hypot(*errors) / max(1, len(errors))
     half = 1.96 * error_of_mean  # 95 % of a normal distribution lie within 1.96 deviations
-    # half is NaN if a client reports no error, and 0 if no client is known
-    if 0 < half < 1:
+    if 0 < half < 1:  # it is 0 if no client is known
         interval = f"{max(0, mean - half):.3f} … {min(1, mean + half):.3f}"
-    number = str(len(testers) or "–")  # none is known where secure aggregation hides clients
+    number = str(len(errors) or "–")  # none is known where secure aggregation hides clients
     return f"{mean:.3f}", interval, number
 
 
@@ -330,18 +299,15 @@ def _lost_replies(run: RecordedRun) -> Markup:
     """
     if not run.rows:
         return Markup("")
-    rows: list[tuple[str, str, str, str]] = []
+    rows: list[tuple[str, ...]] = []
     for row in run.rows:
         where = "final" if row["kind"] == "final" else str(row["round"])
-        for kind, site, reason in unused_replies(row):
-            rows.append((where, kind, site, reason))
+        rows += [(where, *unused) for unused in unused_replies(row)]
         if row["void"]:
-            reason = row.get("void-because", "not kept")
-            rows.append((where, "void", "all", f"{reason}; nothing was merged"))
-
+            reason = f"{row.get('void-because', 'not kept')}; nothing was merged"
+            rows.append((where, "void", "all", reason))
     if not rows:
         return Markup("<p>None: every reply came in time and was accepted.</p>")
-
     note = "Replies that the server could not use, and why; the rounds went on without them."
     if len(rows) > MOST_LOST_REPLIES:
         note += f" {len(rows) - MOST_LOST_REPLIES} more are in metrics.jsonl."
@@ -351,21 +317,18 @@ def _lost_replies(run: RecordedRun) -> Markup:
 
 def _clients(run: RecordedRun) -> Markup:
     """Return the table of clients: what they said of themselves, and their last results."""
-    told: set[str] = set()  # which facts any client tells
-    for facts in run.sites.values():
-        told.update(facts)
-    sizes = [size for size in SIZES if size in told]
+    sizes = [size for size in SIZES if any(size in facts for facts in run.sites.values())]
     names = [size.replace("train-", "training-").replace("-", " ") for size in sizes]
-    heads = ["client", "domain", "model", *names, *(f"{r.name}, %" for r in run.results.values())]
-
+    results = run.results.values()
+    heads = ["client", "domain", "model", *names, *(result.name for result in results)]
     rows = []
     for site, facts in run.sites.items():
         texts = [site, str(facts.get("domain") or "–"), str(facts.get("arch", "–"))]
         for size in sizes:
             texts.append(f"{facts.get(size):,}" if size in facts else "–")
-        for result in run.results.values():
-            percent = charts.percent_of(run.last_rows[result.name], site, result.name)
-            texts.append("–" if math.isnan(percent) else f"{percent:.1f}")
+        for result in results:
+            value = charts.of_site(run.last_rows[result.name], site, result.name)
+            texts.append("–" if math.isnan(value) else figures.value_text(result, value))
         rows.append(texts)
 
     shown = table(Table(heads, rows, run.note_on_hidden), words=True)
@@ -376,21 +339,17 @@ def _clients(run: RecordedRun) -> Markup:
 
 def _settings(run: RecordedRun) -> Markup:
     """Return a table of the settings that the run changed, and a folded one of all others."""
-    defaults = default_run_config()
-    changed = []
-    rest = []
+    changed: list[list[str]] = []
+    rest: list[list[str]] = []
     for key, value in run.settings.items():
-        text = json.dumps(value, ensure_ascii=False)
-        default = defaults.get(key, "none here")  # another version's run may have other settings
-        if default == value:
-            rest.append((key, text))
-        else:
-            changed.append((key, text, json.dumps(default, ensure_ascii=False)))
-
-    set_here = Table(("setting", "value", "default"), changed, "Set for this run.")
-    others = table(Table(("setting", "value"), rest), words=True)
+        default = default_run_config().get(key, "none here")  # another version's may have others
+        texts = [key, *(json.dumps(each, ensure_ascii=False) for each in (value, default))]
+        table_of_key = rest if default == value else changed
+        table_of_key.append(texts)
+    heads = ("setting", "value", "default")
+    others = table(Table(heads, rest), words=True)
     folded = _folded(f"{len(rest)} settings at their defaults", others)
-    return table(set_here, words=True) + folded
+    return table(Table(heads, changed, "Set for this run."), words=True) + folded
 
 
 def table(shown: Table, words: bool = False) -> Markup:
@@ -405,12 +364,8 @@ def table(shown: Table, words: bool = False) -> Markup:
     head = Markup("")
     for text in shown.heads:
         head += Markup('<th scope="col">{}</th>').format(text) if text else Markup("<td></td>")
-
-    body = Markup("")
-    for row in shown.rows:
-        cells = each("<td>{}</td>", [(text,) for text in row])
-        body += Markup("<tr>{}</tr>").format(cells)
-
+    # zip of one list has tuples of one element
+    body = each("<tr>{}</tr>", zip(each("<td>{}</td>", zip(row)) for row in shown.rows))
     kind = Markup(' class="words"') if words else ""
     return Markup(CARD).format(above, kind, head, body)
 

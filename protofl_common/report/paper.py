@@ -12,22 +12,25 @@ They are made from the files of finished runs, in the style of the page:
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 import numpy as np
+from pydantic import Field, TypeAdapter, ValidationError
 
 from protofl_common.config.options import SettingsError
 from protofl_common.report import drawing as plot
-from protofl_common.report.charts import CLASS_COLOURS, drawn_rows, places_in_map
-from protofl_common.report.reading import Floats, Ints
-from protofl_common.runs.figures import results_in_common
-from protofl_common.runs.folder import RoundRow, RunFolder
-from protofl_common.runs.over_clients import evaluations, figures_of, in_percent
+from protofl_common.report.charts import CLASS_COLOURS, Drawings, drawn_rows, places_in_map
+from protofl_common.report.reading import Floats, Ints, RecordedRun
+from protofl_common.runs.figures import axis, results_of_folders
+from protofl_common.runs.folder import RunFolder, baseline_folder
+from protofl_common.runs.over_clients import evaluations, factor, figures_of, in_percent
 
 Methods = Mapping[str, Iterable[str | Path]]
 """A method's name -> the folders of its finished runs, one for each seed."""
+_FOLDERS = TypeAdapter(Annotated[list[Path], Field(min_length=1)])
 MOST_SAMPLES = 1000  # of a map; a t-SNE of so many takes a few seconds
 
 
@@ -51,18 +54,15 @@ def curves(methods: Methods, what: str = "") -> plot.Drawing:
 
     The band is the standard deviation over the runs, where there are several. ``what`` is as in a
     table: ``head``, ``prototype``, ``head/auc``, …; for "" it is the head's accuracy where a run
-    has that, and the prototypes' otherwise; of several labels a sample it is ``head/auc``.
-    SettingsError for a run that lacks the figure.
+    has that, and the prototypes' otherwise; of several labels a sample it is the AUC if all runs
+    have one. SettingsError for a run that lacks the figure, or is not finished.
     """
-    folders_of_method = _folders(methods)
-    what = what or _common_result(folders_of_method)
-    measured: dict[str, list[dict[int, float]]] = {}
-    for name, folders in folders_of_method.items():
-        measured[name] = [_means_of_rounds(folder, what) for folder in folders]
+    figures, unit = _chosen(methods, what)
+    measured: dict[str, list[dict[int, float]]] = {}  # method -> of each run the mean by round
     rounds: set[int] = set()
-    for runs in measured.values():
-        for run in runs:
-            rounds |= run.keys()
+    for name, of_method in figures.items():
+        measured[name] = [_means_of_rounds(*run) for run in of_method.items()]
+        rounds.update(*measured[name])
     places = sorted(rounds)
 
     lines = {}
@@ -80,8 +80,28 @@ def curves(methods: Methods, what: str = "") -> plot.Drawing:
         "Mean over the clients and seeds; the band is the standard deviation over the seeds.",
         places,
         lines,
-        _label(what),
+        unit,
         bands=bands,
+    )
+
+
+def of_methods(run: RecordedRun) -> Drawings:
+    """Draw the mean result of the run and of each of its baselines over the rounds.
+
+    Nothing is drawn of a run without baselines, or of one that is not finished.
+    """
+    if len(run.compared) < 2:
+        return
+    methods = {}
+    for summary in run.compared[:-1]:  # the last is the run's own
+        folder = baseline_folder(run.folder.resolve(), str(summary["settings"]["algo"]))
+        methods[summary["algorithm"]] = [folder]
+    yield replace(
+        curves({**methods, run.algorithm: [run.folder]}),
+        name="accuracy-of-methods",
+        title="The run and its baselines",
+        caption=f"Mean over {run.averaged_over}, by each model's head (by prototypes where an "
+        "algorithm trains no head): the same clients and data, one seed.",
     )
 
 
@@ -92,36 +112,32 @@ def boxes(methods: Methods, what: str = "") -> plot.Drawing:
     farthest client within one and a half times its length. Every client of every run is a point.
     ``what`` is as for `curves`; HiddenClients for a run of secure aggregation.
     """
-    folders_of_method = _folders(methods)
-    what = what or _common_result(folders_of_method)
+    figures, unit = _chosen(methods, what)
     values: dict[str, list[float]] = {}  # method -> the figures of all clients of all its runs
-    for name, folders in folders_of_method.items():
+    for name, of_method in figures.items():
         values[name] = []
-        for folder in folders:
-            values[name] += _figures_of_clients(folder, what)
+        for run in of_method.items():
+            values[name] += _figures_of_clients(*run)
     names = [plot.short(name, 24) for name in values]
     width = max(plot.WIDTH, 1.2 + 0.6 * len(names))  # inches: 1.2 for the axis, 0.6 for each box
     with plot.canvas(width, plot.HEIGHT) as (figure, axes):
-        ink = {"color": plot.INK}
         axes.boxplot(
             list(values.values()),
             widths=0.6,
             showfliers=False,  # all clients are drawn as points below
-            boxprops=ink,
-            whiskerprops=ink,
-            capprops=ink,
             medianprops={"color": plot.INK, "linewidth": 2},
         )
 
         generator = np.random.default_rng(0)  # seeded: the same runs give the same figure
-        for place, of_method in enumerate(values.values(), start=1):  # boxes stand at 1, 2, …
-            shifts = generator.uniform(-0.15, 0.15, len(of_method))  # lest points cover each other
+        for place, in_box in enumerate(values.values(), start=1):  # boxes stand at 1, 2, …
+            shifts = generator.uniform(-0.15, 0.15, len(in_box))  # lest points cover each other
             colour = plot.COLOURS[(place - 1) % len(plot.COLOURS)]
-            axes.plot(place + shifts, of_method, "o", color=colour, markersize=3.5, alpha=0.7)
+            axes.plot(place + shifts, in_box, "o", color=colour, markersize=3.5, alpha=0.7)
 
-        turned: dict[str, Any] = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"}
-        axes.set_xticks(range(1, len(names) + 1), names, **turned)
-        axes.set_ylabel(_label(what))
+        axes.set_xticks(
+            range(1, len(names) + 1), names, rotation=30, ha="right", rotation_mode="anchor"
+        )
+        axes.set_ylabel(unit)
         return plot.Drawing(
             figure,
             "boxes",
@@ -172,12 +188,24 @@ def features(
         colours = CLASS_COLOURS.take(labels_N, mode="wrap")
         for owner in np.unique(owners_N):
             is_owned = owners_N == owner
-            marker = plot.MARKERS[owner % len(plot.MARKERS)]
-            points: dict[str, Any] = {"s": 14, "alpha": 0.75, "linewidths": 0}
-            axes.scatter(*places_N2[is_owned].T, c=colours[is_owned], marker=marker, **points)
-        box = {"facecolor": "white", "alpha": 0.7, "linewidth": 0, "pad": 1}
-        names = {"fontsize": 9, "ha": "center", "va": "center", "bbox": box}
-        plot.name_classes(axes, labels_N, classes.__getitem__, places_N2, **names)
+            axes.scatter(
+                *places_N2[is_owned].T,
+                s=14,
+                c=colours[is_owned],
+                marker=plot.MARKERS[owner % len(plot.MARKERS)],
+                alpha=0.75,
+                linewidths=0,
+            )
+        plot.name_classes(
+            axes,
+            labels_N,
+            classes.__getitem__,
+            places_N2,
+            fontsize=9,
+            ha="center",
+            va="center",
+            bbox={"facecolor": "white", "alpha": 0.7, "linewidth": 0, "pad": 1},
+        )
         shown = ""
         if len(chosen) < len(features_ND):
             shown = f" {len(chosen):,} of {len(features_ND):,} samples."
@@ -192,78 +220,66 @@ def _folders(methods: Methods) -> dict[str, list[Path]]:
     """
     found: dict[str, list[Path]] = {}
     for name, folders in methods.items():
-        listed: list[str | Path] = []
-        if isinstance(folders, Iterable) and not isinstance(folders, str):
-            listed = list(folders)  # it may be what a `glob` yields
-        if not listed or not all(isinstance(folder, str | Path) for folder in listed):
-            wanted = "['runs/a-1', 'runs/a-2']"
-            raise SettingsError(f"{name}: {folders!r}: must be a list of run folders, as {wanted}")
-        found[name] = [Path(folder) for folder in listed]
+        try:
+            found[name] = _FOLDERS.validate_python(folders)  # it may be what a `glob` yields
+        except ValidationError:
+            wanted = "must be a list of run folders, as ['runs/a-1', 'runs/a-2']"
+            raise SettingsError(f"{name}: {folders!r}: {wanted}") from None
     return found
 
 
-def _label(what: str) -> str:
-    """Return the words at the axis of a figure."""
+def _chosen(methods: Methods, what: str) -> tuple[dict[str, dict[Path, str]], str]:
+    """Return the figure that is drawn of each method's runs, by their folders, and the axis' words.
+
+    Where ``what`` is "", some runs may be drawn by the head and others by prototypes; but of all it
+    is an accuracy, or of all an AUC.
+    """
+    folders_of_method = _folders(methods)
+    every_folder = list(chain(*folders_of_method.values()))
+    names = dict.fromkeys(every_folder, what)
+    unit = what
     if not what:
-        return "test accuracy, %"
-    return f"{what}, %" if in_percent(what) else what
+        for folder, result in results_of_folders(every_folder).items():
+            names[folder] = result.name
+            unit = axis(result)
+    elif in_percent(what):
+        unit += ", %"
+    figures = {}
+    for method, folders in folders_of_method.items():
+        figures[method] = {folder: names[folder] for folder in folders}
+    return figures, unit
 
 
-def _means_of_rounds(folder: Path, what: str) -> dict[int, float]:
+def _means_of_rounds(folder: Path, name: str) -> dict[int, float]:
     """Return the mean of a run's figure over the clients, by the round after which it was measured.
 
-    Accuracies are in percent, other metrics as they are. ``what`` is as for `curves`. SettingsError
-    for a run that never measured it.
+    Accuracies are in percent, other metrics as they are. SettingsError for a run that never
+    measured it.
     """
     means = {}
-    for row in RunFolder(folder).rows():
-        name = what or _default_kind(row)
-        if name in figures_of(row):
-            mean = figures_of(row)[name]["mean"]
-            means[row["evaluated-after-round"]] = 100 * mean if in_percent(name) else mean
+    for row in RunFolder(folder).each_row():
+        figures = figures_of(row)
+        if name in figures:
+            means[row["evaluated-after-round"]] = factor(name) * figures[name]["mean"]
     if not means:
-        raise SettingsError(f"{folder}: no evaluation of {what or 'accuracy'}")
+        raise SettingsError(f"{folder}: no evaluation of {name}")
     return means
 
 
-def _figures_of_clients(folder: Path, what: str) -> list[float]:
+def _figures_of_clients(folder: Path, name: str) -> list[float]:
     """Return each client's figure at the run's last evaluation; accuracies in percent.
 
-    ``what`` is as for `curves`. Clients without the figure are left out. HiddenClients if none has
-    it; SettingsError if the last evaluation lacks it.
+    Clients without the figure are left out. HiddenClients if none has it; SettingsError if the last
+    evaluation lacks it.
     """
-    row = next(evaluations(RunFolder(folder).latest_rows()), None)
-    name = what or (_default_kind(row) if row else "accuracy")
+    row = next(evaluations(RunFolder(folder).each_row(latest_first=True)), None)
     if row is None or name not in figures_of(row):
         raise SettingsError(f"{folder}: no evaluation of {name} after the last round")
     values = []
     for client in row["clients"].values():
-        value = figures_of(client).get(name)
-        if value is not None:
-            values.append(100 * value if in_percent(name) else value)
+        figures = figures_of(client)
+        if name in figures:
+            values.append(factor(name) * figures[name])
     if not values:
         raise HiddenClients(f"{folder}: secure aggregation hides single clients: no boxes")
     return values
-
-
-def _default_kind(row: RoundRow) -> str:
-    """Return the way to predict that is drawn by default: the head where the run has one."""
-    return "head" if "head" in row["accuracy"] else "prototype"
-
-
-def _common_result(folders_of_method: Mapping[str, Sequence[Path]]) -> str:
-    """Return the metric that is the result of all these runs, such as ``head/auc``.
-
-    "" if their result is the accuracy, or if it is not the same figure in all of them.
-    """
-    summaries = []
-    for folder in chain.from_iterable(folders_of_method.values()):
-        summary = RunFolder(folder).summary()
-        if summary is None:
-            return ""
-        summaries.append(summary)
-    names = {result.name for result in results_in_common(summaries)}
-    if len(names) != 1:
-        return ""
-    name = names.pop()
-    return "" if in_percent(name) else name

@@ -22,9 +22,9 @@ from protofl_common.runs.folder import (
     RoundRow,
     RunFolder,
     SiteFacts,
-    baseline_folder,
+    without_clients,
 )
-from protofl_common.runs.over_clients import figures_of
+from protofl_common.runs.over_clients import figures_of, hides_clients
 from protofl_common.tasks import Result, task_with
 from protofl_common.tasks.metrics import KINDS
 
@@ -35,11 +35,11 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class StoredPrototypes:
-    values: Floats  # [P, D]
-    labels: Ints  # [P], in [0, C)
-    owners: Ints  # [P], positions in `sites`; all 0 where nobody owns them
-    sites: tuple[str, ...]
-    round: int  # after which round
+    """The last round's: what clients sent, and ``global-…``, what the server made of it."""
+
+    arrays: dict[str, NDArray[Any]]  # means [P, D], labels [P], owners [P] (positions in `sites`)
+    sites: list[str]
+    round: int
 
 
 class RecordedRun:
@@ -64,68 +64,55 @@ class RecordedRun:
         self.summary = files.summary()
         self._read_rows()
         self.rounds = [row for row in self.rows if row["kind"] == "round"]
-        self.hides_clients = any(_has_only_means(row) for row in self.rows)
+        self.hides_clients = any(map(hides_clients, self.rows))
         self.note_on_hidden = f" {HIDDEN}" if self.hides_clients else ""
         self.averaged_over = "all samples" if self.hides_clients else "the clients"
 
-        self.margins = files.latest_margins()
-        # of the last round's clients, and of the server after it
-        prototypes = folder / "client-prototypes.safetensors"
-        self.client_prototypes = _read_prototypes(prototypes)
-        self.global_prototypes = _read_prototypes(prototypes, "global-")
+        self.margins = next(files.margins(latest_first=True), None)
+        self.prototypes = _read_prototypes(folder / "client-prototypes.safetensors")
         self.audit: list[dict[str, Any]] = []  # what `protofl audit` found, if it was asked
         with suppress(OSError, ValueError):
             self.audit = json.loads((folder / AUDIT).read_text(encoding="utf-8"))
 
         baselines = names_in(self.settings.get("baselines"))
         self.compared = compared(folder.resolve(), baselines) if baselines else []
-        self.rows_of_baselines: dict[str, list[RoundRow]] = {}  # the algorithm's title -> its rows
-        for summary in self.compared[:-1]:  # the last is the run's own
-            of_baseline = baseline_folder(folder.resolve(), str(summary["settings"]["algo"]))
-            rows = [_without_clients(row) for row in RunFolder(of_baseline).each_row()]
-            self.rows_of_baselines[summary["algorithm"]] = rows
         # baselines whose result is not found, as after their folder was renamed
         self.missing_baselines = len(baselines) + 1 - len(self.compared)  # 1: the run itself
 
-        self.last_evaluation: dict[str, RoundRow] = {}  # way to predict -> its last evaluation
-        for kind in reversed(KINDS):  # the head first, as in the run's result
-            if kind in self.last_rows:
-                self.last_evaluation[kind] = self.last_rows[kind]
         self.task = task_with(self.settings)
         self.results: dict[str, Result] = {}  # way to predict -> the run's result by it
-        for kind in self.last_evaluation:
-            self.results[kind] = self.task.result_of(kind, self.last_rows)
+        for kind in reversed(KINDS):  # the head first, as in the run's result
+            if kind in self.last_rows:
+                self.results[kind] = self.task.result_of(kind, self.last_rows)
+        means = {kind: self.last_result(kind)["mean"] for kind in self.results}
         # the way to predict with the better last mean; "" without any
-        self.better_kind = max(self.results, key=self._last_mean, default="")
+        self.better_kind = max(means, key=means.__getitem__, default="")
 
     def last_result(self, kind: str) -> dict[str, float]:
         """Return the run's last result by this way to predict, over the clients."""
         name = self.results[kind].name
         return dict(figures_of(self.last_rows[name])[name])
 
-    def _last_mean(self, kind: str) -> float:
-        return self.last_result(kind)["mean"]
-
     def _read_rows(self) -> None:
         """Read the rows of all rounds, one by one, and note what they have of the clients."""
         self.rows: list[RoundRow] = []
         self.last_rows: dict[str, RoundRow] = {}  # figure -> the last row that has it
         self.last_row: RoundRow | None = None
-        self.evaluates_same_clients = True  # in every evaluation
+        self.last_measured: RoundRow | None = None  # the last row that has metrics
         sites = dict(self.facts.get("sites", {}))
-        evaluated_first: set[str] | None = None  # the clients of the first evaluation
+        evaluated = set()  # the clients of each evaluation
         for row in self.files.each_row():
             for site in row["clients"]:
                 sites.setdefault(site, {})  # one that replied, but was never introduced
-            self.rows.append(_without_clients(row))
+            self.rows.append(without_clients(row))
             self.last_row = row
             for name in figures_of(row):
                 self.last_rows[name] = row
+            if row.get("metrics"):
+                self.last_measured = row
             if row["accuracy"]:
-                if evaluated_first is None:
-                    evaluated_first = set(row["clients"])
-                if row["clients"].keys() != evaluated_first:
-                    self.evaluates_same_clients = False
+                evaluated.add(frozenset(row["clients"]))
+        self.evaluates_same_clients = len(evaluated) < 2
         self.sites: dict[str, SiteFacts] = {site: sites[site] for site in in_order(sites)}
 
     def each_row(self) -> Iterator[RoundRow]:
@@ -145,10 +132,6 @@ class RecordedRun:
             if domain:
                 domains.setdefault(domain, []).append(site)
         return dict(sorted(domains.items())) if len(domains) > 1 else {}
-
-    def evaluations(self, kind: str) -> list[RoundRow]:
-        """Return the rows with a result by this way to predict."""
-        return [row for row in self.rows if self.results[kind].name in figures_of(row)]
 
     def class_name(self, label: int) -> str:
         """Return the name of a class, or its number where names are not known."""
@@ -174,36 +157,10 @@ class RecordedRun:
         return f"{self.algorithm} on {data}"
 
 
-def _without_clients(row: RoundRow) -> RoundRow:
-    return {**row, "clients": {}}
-
-
-def _has_only_means(row: RoundRow) -> bool:
-    """Return whether an accuracy is a mean alone, as where secure aggregation hides clients."""
-    return any("std" not in figures for figures in row["accuracy"].values())
-
-
-def _read_prototypes(path: Path, prefix: str = "") -> StoredPrototypes | None:
-    """Read prototypes from those arrays of a file whose names begin with ``prefix``.
-
-    Return None if there are no such arrays, or the file is missing or damaged.
-    """
+def _read_prototypes(path: Path) -> StoredPrototypes | None:
+    """Read the prototypes of a run; None if the file is missing or damaged."""
     with suppress(OSError, SafetensorError, KeyError), safe_open(path, framework="numpy") as file:
-        stored = set(file.keys())
-        if not {prefix + "means", prefix + "labels"} <= stored:
-            return None
-        labels = file.get_tensor(prefix + "labels")
-        if not len(labels):
-            return None
-        owners = np.zeros_like(labels)
-        if prefix + "owners" in stored:
-            owners = file.get_tensor(prefix + "owners")
+        arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         facts = file.metadata() or {}
-        return StoredPrototypes(
-            values=file.get_tensor(prefix + "means").astype(np.float64),
-            labels=labels,
-            owners=owners,
-            sites=tuple(json.loads(facts["sites"])),
-            round=int(facts["round"]),
-        )
+        return StoredPrototypes(arrays, json.loads(facts["sites"]), int(facts["round"]))
     return None

@@ -3,11 +3,10 @@
 Both halves use it. An attribute may be a tensor or parameter, prototypes, a module, an optimizer, a
 random generator, None, or a dictionary of these by name, of any depth. Entries are named
 ``seen_C``, ``model/body.0.weight``, ``sets/site-1``, those of an optimizer
-``sgd/0.momentum_buffer``, by parameter; prototypes take entries with ``:means``, ``:labels`` and,
+``sgd/0/momentum_buffer``, by parameter; prototypes take entries with ``:means``, ``:labels`` and,
 where they have any, ``:counts`` after the name.
 """
 
-import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -16,9 +15,6 @@ from torch import Tensor, nn
 
 from protofl_common.maths.prototypes import Prototypes
 
-_MEANS = ":means"
-_LABELS = ":labels"
-_COUNTS = ":counts"
 _IN_PLACE = (torch.Generator, torch.optim.Optimizer, nn.Module, dict)
 
 
@@ -61,12 +57,8 @@ def dictionary_in(entries: Mapping[str, Tensor], name: str) -> dict[str, Any]:
 
 def _inner(entries: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
     """Return the entries below ``name``, as ``NAME/weight``, by the rest of their names."""
-    prefix = f"{name}/"
-    return {
-        key.removeprefix(prefix): tensor
-        for key, tensor in entries.items()
-        if key.startswith(prefix)
-    }
+    start = f"{name}/"
+    return {key.removeprefix(start): entries[key] for key in entries if key.startswith(start)}
 
 
 def _restored(value: Any, name: str, entries: Mapping[str, Tensor]) -> Any:
@@ -81,7 +73,10 @@ def _restored(value: Any, name: str, entries: Mapping[str, Tensor]) -> Any:
         case torch.Generator():
             value.set_state(entries[name].cpu())
         case torch.optim.Optimizer():
-            _restore_optimizer(value, inner)
+            # the learning rate and other options stay those of the new optimizer
+            groups = value.state_dict()["param_groups"]
+            state = {int(index): parts for index, parts in _tree(inner).items()}
+            value.load_state_dict({"state": state, "param_groups": groups})
         case nn.Module():
             value.load_state_dict(inner)
         case Tensor():
@@ -89,23 +84,8 @@ def _restored(value: Any, name: str, entries: Mapping[str, Tensor]) -> Any:
         case dict():
             return _restored_dict(value, inner)
         case _:  # nothing to change in place: prototypes, or None as yet
-            its_entries = {key: entries[key] for key in entries if re.split("[:/]", key)[0] == name}
-            return _tree(its_entries).get(name)
+            return _tree(entries).get(name)
     return value
-
-
-def _restore_optimizer(optimizer: torch.optim.Optimizer, entries: Mapping[str, Tensor]) -> None:
-    """Load an optimizer's state from entries such as ``0.momentum_buffer``.
-
-    A name is the number of a parameter and the part of its state. The learning rate and other
-    options stay those of the new optimizer.
-    """
-    state: dict[int, dict[str, Tensor]] = {}
-    for key, tensor in entries.items():
-        index, _, part = key.partition(".")
-        state.setdefault(int(index), {})[part] = tensor
-    groups = optimizer.state_dict()["param_groups"]
-    optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 
 def _restored_dict(value: dict[str, Any], entries: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -124,7 +104,7 @@ def _restored_dict(value: dict[str, Any], entries: Mapping[str, Tensor]) -> dict
 
 def _entries(name: str, value: Any) -> dict[str, Tensor]:
     """Return the tensors of an attribute, or of a member of one, by their names in a checkpoint."""
-    members: Mapping[str, Any]
+    members: dict[str, Any] = {}
     match value:
         case None:
             return {}
@@ -136,7 +116,10 @@ def _entries(name: str, value: Any) -> dict[str, Tensor]:
         case torch.Generator():
             return {name: value.get_state()}
         case torch.optim.Optimizer():
-            members = _optimizer_state(value)
+            for index, state in value.state_dict()["state"].items():
+                for part, number in state.items():
+                    if number is not None:
+                        members[f"{index}/{part}"] = torch.as_tensor(number)
         case nn.Module():
             members = value.state_dict()
         case dict():
@@ -147,16 +130,6 @@ def _entries(name: str, value: Any) -> dict[str, Tensor]:
     for key, member in members.items():
         entries |= _entries(f"{name}/{key}", member)
     return entries
-
-
-def _optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Return the state of each parameter by names as `_restore_optimizer` reads them."""
-    members = {}
-    for index, state in optimizer.state_dict()["state"].items():
-        for part, value in state.items():
-            if value is not None:
-                members[f"{index}.{part}"] = torch.as_tensor(value)
-    return members
 
 
 def _tree(entries: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -170,11 +143,11 @@ def _tree(entries: Mapping[str, Tensor]) -> dict[str, Any]:
         place = tree  # the dictionary that gets the entry
         for name in path:
             place = place.setdefault(name, {})
-        if last.endswith(_MEANS):
-            whole = key.removesuffix(_MEANS)
-            labels = entries[whole + _LABELS]
-            counts = entries.get(whole + _COUNTS)
-            place[last.removesuffix(_MEANS)] = Prototypes(value, labels, counts)
-        elif not last.endswith((_LABELS, _COUNTS)):
+        name, _, part = last.rpartition(":")
+        if not name or part not in ("means", "labels", "counts"):  # no part of prototypes
             place[last] = value
+        elif part == "means":
+            whole = key.removesuffix(":means")
+            counts = entries.get(f"{whole}:counts")
+            place[name] = Prototypes(value, entries[f"{whole}:labels"], counts)
     return tree

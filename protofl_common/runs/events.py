@@ -16,7 +16,7 @@ from protofl_common.config.options import key_of
 from protofl_common.config.python_names import allowed_modules
 from protofl_common.runs import figures
 from protofl_common.runs.folder import Accuracies, RoundRow, Summary, Trouble
-from protofl_common.runs.over_clients import in_percent
+from protofl_common.runs.over_clients import figures_of, in_percent
 from protofl_common.tasks import task_with
 from protofl_common.tasks.metrics import KINDS
 
@@ -139,7 +139,7 @@ class RoundDone(Event):
         parts = [heading]
         if "total" in row["losses"]:
             parts.append(f"loss {row['losses']['total']:.3f}")
-        parts += self._results({**row["accuracy"], **row.get("metrics", {})}, with_worst=True)
+        parts += self._results(figures_of(row), with_worst=True)
         for result in self._results(row.get("validation", {}), with_worst=False):
             parts.append(f"validation {result}")
         if "epsilon" in row:

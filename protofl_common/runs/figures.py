@@ -5,11 +5,11 @@ The page has HTML of its own.
 
 import csv
 import io
-import math
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import fsum
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,13 +26,15 @@ from protofl_common.runs.folder import (
     Accuracies,
     Best,
     RoundRow,
+    Rows,
     RunFolder,
     Summary,
     baseline_folder,
+    reading,
 )
-from protofl_common.runs.over_clients import in_percent
+from protofl_common.runs.over_clients import factor, figures_of, hides_clients, in_percent
 from protofl_common.tasks import Result, task_with
-from protofl_common.tasks.metrics import BY_CLASS
+from protofl_common.tasks.metrics import BY_CLASS, KINDS
 
 Figure = TypeVar("Figure")
 MEASURES = {
@@ -165,83 +167,73 @@ def as_csv(rows: Iterable[Iterable[object]]) -> str:
 
 
 def cells(
+    name: str,
     figures: Mapping[str, float],
-    names: Iterable[str] = MEASURES,
-    factor: int = 100,
-    digits: int = 2,
+    measures: Iterable[str] = MEASURES,
+    digits: int = 4,
 ) -> list[str]:
-    """Return the named figures as texts: each times ``factor``, with so many ``digits``.
+    """Return the ``measures`` of the figure ``name`` as texts; "–" stands for a missing one.
 
-    A factor of 100 makes shares percent. A variance is of shares, and always shown in percentage
-    points squared. "–" stands for a missing figure.
+    An accuracy is shown in percent with two digits, a variance of accuracies in percentage points
+    squared, and a metric as it is, with so many ``digits``.
     """
+    if in_percent(name):
+        digits = 2
     texts = []
-    for name in names:
-        if name not in figures:
+    for measure in measures:
+        if measure not in figures:
             texts.append("–")
-        elif name == "variance":
-            texts.append(f"{100**2 * figures[name]:.1f}")
+        elif measure == "variance":
+            texts.append(f"{factor(name) ** 2 * figures[measure]:.{digits - 1}f}")
         else:
-            texts.append(f"{factor * figures[name]:.{digits}f}")
+            texts.append(f"{factor(name) * figures[measure]:.{digits}f}")
     return texts
 
 
-def accuracy_rows(
-    accuracy: Accuracies,
-    best: Mapping[str, Best],
-    validation: Accuracies,
-    names: Iterable[str] = MEASURES,
+def in_reading_order(results: Iterable[Result], figures: Mapping[str, object]) -> Iterator[str]:
+    """Yield the name of each figure, the run's results first; that of validation data follows."""
+    for name in dict.fromkeys([*(result.name for result in results), *figures]):
+        if not name.startswith("validation/"):
+            yield name
+        if f"validation/{name}" in figures:
+            yield f"validation/{name}"
+
+
+def figure_rows(
+    figures: Accuracies,
+    best: Mapping[str, Best] | None = None,
+    *,
+    measures: Iterable[str] = MEASURES,
+    digits: int = 4,
+    classes: Sequence[str] = (),
     says_right: str = "accuracy",
 ) -> list[list[str]]:
-    """Return the rows of a table of accuracies: a name, the figures ``names``, and the best mean.
+    """Return the rows of a table of figures: a name, the ``measures``, and with ``best`` that mean.
 
-    There is a row for each way to predict, and below it one for the validation data, if there are
-    any; that one has no best mean. Where the task calls the share of right predictions otherwise
-    (`Task.says_right`), the name of a row says so.
+    Recalls of single classes and errors of AUCs are left out. Figures of classes stand one after
+    another, in the order of classes: clients that test different ones report them in another order.
+    ``digits`` is as for `cells`; ``classes`` are the names of the classes, if they are known. Where
+    the task calls the share of right predictions otherwise (`Task.says_right`), its name says so.
     """
-    rows = []
-    for kind, figures in accuracy.items():
-        name = kind if says_right == "accuracy" else f"{kind} ({says_right})"
-        best_mean = short_best(best[kind]) if kind in best else "–"
-        rows.append([name, *cells(figures, names), best_mean])
-        if kind in validation:
-            rows.append([f"{name}, validation", *cells(validation[kind], names), "–"])
-    return rows
-
-
-def metric_rows(metrics: Accuracies, digits: int, classes: Sequence[str] = ()) -> list[list[str]]:
-    """Return the rows of a table of metrics: a name and the `MEASURES` over clients.
-
-    Recalls of single classes and errors of AUCs are left out. Accuracies of new clients, which are
-    among the metrics, are shown in percent, all others with so many ``digits``. ``classes`` are the
-    names of the classes, if they are known.
-    """
-    rows = []
-    for name, figures in _with_classes_together(metrics).items():
-        if "/recall/" in name or "/label-auc-error/" in name:
-            continue
-        named = with_class_name(name, classes)
-        if in_percent(name):
-            rows.append([named, *cells(figures)])
-        else:
-            rows.append([named, *cells(figures, factor=1, digits=digits)])
-    return rows
-
-
-def _with_classes_together(metrics: Accuracies) -> Accuracies:
-    """Return the figures with those of single classes one after another, in the order of classes.
-
-    Clients that test different classes report them in another order.
-    """
-    places: dict[str, int] = {}  # name of a figure, without the number of a class -> its place
-    keys = {}
-    for name in metrics:
+    names_of: dict[str, list[str]] = {}  # a metric, without the number of a class -> its figures
+    for name in figures:
         metric, _, number = name.rpartition("/")
-        if not number.isdecimal():
-            metric = name
-            number = "0"
-        keys[name] = (places.setdefault(metric, len(places)), int(number))
-    return {name: metrics[name] for name in sorted(metrics, key=keys.__getitem__)}
+        names_of.setdefault(metric if number.isdecimal() else name, []).append(name)
+    rows = []
+    for metric, names in names_of.items():
+        if metric.endswith(("/recall", "/label-auc-error")):
+            continue
+        for name in sorted(names, key=lambda name: (len(name), name)):  # 9 before 10
+            shown = with_class_name(name.removeprefix("validation/"), classes)
+            if shown in KINDS and says_right != "accuracy":
+                shown += f" ({says_right})"
+            if name.startswith("validation/"):
+                shown += ", validation"
+            row = [shown, *cells(name, figures[name], measures, digits)]
+            if best is not None:
+                row.append(short_best(best[name]) if name in best else "–")
+            rows.append(row)
+    return rows
 
 
 def with_class_name(figure: str, classes: Sequence[str]) -> str:
@@ -259,7 +251,7 @@ def with_class_name(figure: str, classes: Sequence[str]) -> str:
 def results_of(run: Summary) -> dict[str, Result]:
     """Return the figure that is the run's result, for each way to predict that it has."""
     task = task_with(run["settings"])
-    measured = run.get("metrics", {})
+    measured = run["metrics"]
     return {kind: task.result_of(kind, measured) for kind in run["accuracy"]}
 
 
@@ -269,25 +261,41 @@ def results_in_common(runs: Sequence[Summary]) -> list[Result]:
     It is by the head where a run has one. If the results are not all of one kind, as where a run
     lacks the metric that another one has, all are compared by the share of right predictions.
     """
-    results = []
-    shares = []  # of right predictions
-    for run in runs:
-        task = task_with(run["settings"])
-        kind = "head" if run["accuracy"].get("head") else "prototype"
-        results.append(task.result_of(kind, run.get("metrics", {})))
-        shares.append(task.result_of(kind, measured=()))
+    results = [_result_of(run, run["metrics"]) for run in runs]
     titles = {result.title for result in results}
-    return shares if len(titles) > 1 else results
+    if len(titles) > 1:
+        return [_result_of(run, measured=()) for run in runs]
+    return results
 
 
-def figures_in(run: Summary) -> Accuracies:
-    """Return a run's accuracies and metrics together."""
-    return {**run["accuracy"], **run.get("metrics", {})}
+def _result_of(run: Summary, measured: Collection[str]) -> Result:
+    """Return a run's result if it has ``measured`` these metrics."""
+    kind = "head" if run["accuracy"].get("head") else "prototype"
+    return task_with(run["settings"]).result_of(kind, measured)
+
+
+def results_of_folders(folders: Iterable[Path]) -> dict[Path, Result]:
+    """Return for each finished run the figure by which they are compared (`results_in_common`).
+
+    SettingsError for a run that is not finished, or whose summary is malformed.
+    """
+    summaries = {}
+    for folder in folders:
+        summaries[folder] = RunFolder(folder).finished_summary()
+        with reading(f"{folder}: not the figures of a run"):
+            results_in_common([summaries[folder]])  # so that an error names the folder
+    results = results_in_common(list(summaries.values()))
+    return dict(zip(summaries, results, strict=True))
 
 
 def value_text(result: Result, value: float) -> str:
     """Say a result: a share of right predictions in percent, a metric as it is."""
     return f"{100 * value:.1f} %" if in_percent(result.name) else f"{value:.3f}"
+
+
+def axis(result: Result) -> str:
+    """Return the words at the axis of a chart of a result."""
+    return f"test {result.title}, %" if in_percent(result.name) else f"test {result.title}"
 
 
 def short_best(best: Best) -> str:
@@ -306,20 +314,18 @@ def chosen(best: Iterable[Best]) -> str:
     return " and ".join(sorted(texts)) or "not found"
 
 
-def totals(rows: Sequence[RoundRow]) -> tuple[dict[str, int], dict[str, int], float]:
+def totals(rows: Rows) -> tuple[Counter[str], Counter[str], float]:
     """Return sums over all rows: bytes up and down, lost replies by `TROUBLE`, and seconds.
 
     A reply that was missing in its round, but counted in a later one, is not lost.
     """
-    sizes = dict.fromkeys(("up", "down"), 0)
-    lost: dict[str, int] = dict.fromkeys(TROUBLE, 0)
+    sizes: Counter[str] = Counter()
+    lost: Counter[str] = Counter()
     for row in rows:
-        for direction in sizes:
-            sizes[direction] += row["bytes"][direction]
-        for kind in TROUBLE:
-            lost[kind] += len(row[kind])
+        sizes.update(row["bytes"])
+        lost.update({kind: len(row[kind]) for kind in TROUBLE})
         lost["missing"] -= len(row.get("counted-late", {}))
-    seconds = math.fsum(row["seconds"]["total"] for row in rows)
+    seconds = fsum(row["seconds"]["total"] for row in rows)
     return sizes, lost, seconds
 
 
@@ -329,20 +335,16 @@ def final_table(summary: Summary, classes: Sequence[str] = ()) -> Table:
     If a metric is the run's result, it stands first. The note also says on which data the best
     round was chosen, and how many replies were lost. ``classes`` are the names of the classes.
     """
-    accuracy = summary["accuracy"]
     best = summary["best-accuracy"]
-    validation = summary.get("validation", {})
     task = task_with(summary["settings"])
     notes = []
-    # secure aggregation hides the clients' own accuracies, so nothing is known of their spread
-    if any("std" not in values for values in accuracy.values()):
+    if hides_clients(summary):
         notes.append(HIDDEN)
     notes.append(f"best mean: test {task.says_right} of the round {chosen(best.values())}")
 
-    lost = []
-    for kind, number in summary["trouble"].items():
-        if number and kind != "late":  # a late reply was "missing" in its own round
-            lost.append(f"{number} {kind}")
+    lost = dict(summary["trouble"])
+    lost.pop("late", None)  # a late reply was "missing" in its own round
+    lost_replies = ", ".join(f"{number} {kind}" for kind, number in lost.items() if number)
     up = human_bytes(summary["bytes"]["up"])
     down = human_bytes(summary["bytes"]["down"])
     costs = [f"{up} up, {down} down", human_seconds(summary["seconds"])]
@@ -350,32 +352,25 @@ def final_table(summary: Summary, classes: Sequence[str] = ()) -> Table:
         of_ledgers = summary.get("epsilon-of-ledgers")
         unit = str(summary["settings"]["dp"])
         costs.insert(0, describe_epsilon(summary["epsilon"], of_ledgers, unit))
-    costs.append(f"lost replies: {', '.join(lost) or 'none'}")
+    costs.append(f"lost replies: {lost_replies or 'none'}")
     notes.append(" · ".join(costs))
 
     data = "the sites' own data" if summary["partition"] == "own" else summary["dataset"]
     title = f"{summary['algorithm']} on {data} after round {summary['rounds']}"
-    if summary.get("stopped-early"):
+    if summary["stopped-early"]:
         title += ", stopped early"
 
-    results: Accuracies = {}  # those that are metrics
-    others = dict(summary.get("metrics", {}))
-    for result in results_of(summary).values():
-        if result.name in others:
-            results[result.name] = others.pop(result.name)
-            if result.name in validation:
-                results[f"validation/{result.name}"] = validation[result.name]
+    results = results_of(summary).values()
     metric = task.result_metric
-    if metric and not results and metric not in names_in(summary["settings"].get("metrics")):
+    is_asked_for = metric in names_in(summary["settings"].get("metrics"))
+    if metric and all(in_percent(result.name) for result in results) and not is_asked_for:
         notes.append(f"the {task.result_title} tells more: metrics={metric} has it measured")
 
     name_of_rows = "accuracy of" if task.says_right == "accuracy" else ""
     heads = (name_of_rows, *MEASURES.values(), "best mean")
-    rows = [
-        *metric_rows(results, 3),
-        *accuracy_rows(accuracy, best, validation, says_right=task.says_right),
-        *metric_rows(others, 3, classes),
-    ]
+    figures = figures_of(summary)
+    ordered = {name: figures[name] for name in in_reading_order(results, figures)}
+    rows = figure_rows(ordered, best, digits=3, classes=classes, says_right=task.says_right)
     return Table(heads, rows, "\n".join(notes), title)
 
 
@@ -400,8 +395,6 @@ def audit_table(findings: Sequence[dict[str, Any]]) -> Table:
 
 
 # -- a run beside its baselines (the setting ``baselines``): what prototypes gained, and their cost
-COMPARED_HEADS = ("against alone", "worst 10 %", "exchanged", "models")
-COMPARED_NOTE = "Mean test {} over the clients, after the last round; the same clients and data."
 OTHER_NETWORKS = "other networks"
 NOT_KNOWN = "not known"  # where secure aggregation has hidden the single sites
 NETWORKS_NOTE = (
@@ -415,15 +408,10 @@ def compared(folder: Path, baselines: Iterable[str]) -> list[Summary]:
 
     Baselines without an accuracy are left out. [] if the run itself has no accuracy.
     """
-    runs = []
-    for algo in baselines:
-        summary = RunFolder(baseline_folder(folder, algo)).summary()
-        if summary and summary["accuracy"]:
-            runs.append(summary)
-    own = RunFolder(folder).summary()
-    if own is None or not own["accuracy"]:
-        return []
-    return [*runs, own]
+    folders = [*(baseline_folder(folder, algo) for algo in baselines), folder]
+    summaries = [RunFolder(each).summary() for each in folders]
+    runs = [summary for summary in summaries if summary and summary["accuracy"]]
+    return runs if summaries[-1] in runs else []
 
 
 def by_head(figures: Mapping[str, Figure]) -> Figure:
@@ -448,25 +436,19 @@ def harmed(runs: Sequence[Summary]) -> str:
     as it follows others; it is "" if in none of ``runs`` the clients train alone.
     """
     alone = next((run for run in runs if is_alone(run)), None)
-    if alone is None:
-        return ""
-    networks_alone = networks(alone)
     texts = []
     for run in runs:
-        if is_alone(run):
+        if alone is None or run is alone:
             continue
-        compared_clients = 0
-        worse = 0
-        networks_here = networks(run)
-        for site, accuracy in run["accuracy-of-clients"].items():
+        are_worse = []
+        for site, _ in networks(run).items() & networks(alone).items():
+            accuracy = run["accuracy-of-clients"].get(site)
             accuracy_alone = alone["accuracy-of-clients"].get(site)
-            same_network = networks_here.get(site) == networks_alone.get(site)
-            if accuracy and accuracy_alone and same_network:
-                compared_clients += 1
-                worse += by_head(accuracy) < by_head(accuracy_alone)
-        if compared_clients:
-            texts.append(f"{run['algorithm']} {worse} of {compared_clients}")
-    if not texts:
+            if accuracy and accuracy_alone:
+                are_worse.append(by_head(accuracy) < by_head(accuracy_alone))
+        if are_worse:
+            texts.append(f"{run['algorithm']} {sum(are_worse)} of {len(are_worse)}")
+    if alone is None or not texts:
         return ""
     says_right = task_with(alone["settings"]).says_right
     by = "" if says_right == "accuracy" else f" by {says_right}"
@@ -493,15 +475,14 @@ def sentence(runs: Sequence[Summary]) -> str:
             name += f" over {architectures} architectures"
 
         results = results_of(run)
-        means = {}
-        for kind, result in results.items():
-            means[kind] = figures_in(run)[result.name]["mean"]
         result = by_head(results)
+        mean = figures_of(run)[result.name]["mean"]
         title = "" if result.title == "accuracy" else f"{result.title} "
-        text = f"{name} {title}{value_text(result, by_head(means))}"
-        if 100 * means.get("prototype", 0.0) > 100 * by_head(means) + 1:
-            by_prototypes = value_text(results["prototype"], means["prototype"])
-            text += f" by its head, {by_prototypes} by prototypes"
+        text = f"{name} {title}{value_text(result, mean)}"
+        other = results.get("prototype", result)
+        other_mean = figures_of(run)[other.name]["mean"]
+        if other.title == result.title and other_mean - mean > 0.01:
+            text += f" by its head, {value_text(other, other_mean)} by prototypes"
         texts.append(text)
     exchanged = human_bytes(sum(runs[-1]["bytes"].values()))
     return f"{', '.join(texts)}; {exchanged} exchanged"
@@ -514,18 +495,15 @@ def side_by_side(runs: Sequence[Summary]) -> Table:
     """
     alone = next((run for run in runs if is_alone(run)), None)
     results = results_in_common(runs)
-    mean_alone = math.nan
-    for run, result in zip(runs, results, strict=True):
-        if run is alone:
-            mean_alone = figures_in(run)[result.name]["mean"]
     rows = []
     for run, result in zip(runs, results, strict=True):
-        figures = figures_in(run)[result.name]
+        figures = figures_of(run)[result.name]
         gain = "–"
-        if alone is not None and not is_alone(run):
+        if alone is not None and run is not alone:
             gain = OTHER_NETWORKS
             if networks(run) == networks(alone):
-                difference = figures["mean"] - mean_alone
+                result_alone = results[runs.index(alone)]
+                difference = figures["mean"] - figures_of(alone)[result_alone.name]["mean"]
                 is_share = in_percent(result.name)
                 gain = f"{100 * difference:+.1f} points" if is_share else f"{difference:+.3f}"
         worst = NOT_KNOWN
@@ -537,11 +515,11 @@ def side_by_side(runs: Sequence[Summary]) -> Table:
         rows.append([run["algorithm"], mean, gain, worst, exchanged, models])
 
     title = results[-1].title
-    note = COMPARED_NOTE.format(title)
+    note = f"Mean test {title} over the clients, after the last round; the same clients and data."
     if any(OTHER_NETWORKS in row for row in rows):
         note += NETWORKS_NOTE
     if any(NOT_KNOWN in row for row in rows):
         note += f" {HIDDEN}"
+    heads = ("", title, "against alone", "worst 10 %", "exchanged", "models")
     words = (0, 5)  # the columns of the algorithm and of its models
-    heads = ("", title, *COMPARED_HEADS)
     return Table(heads, rows, note + harmed(runs), "side by side", words=words)

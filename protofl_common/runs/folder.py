@@ -10,7 +10,7 @@
 
 import json
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +28,7 @@ WAITING = "waiting.json"
 HEADS = "heads.jsonl"
 SETTINGS = "settings.toml"  # with which `flwr run` makes the run again
 CHECKPOINTS = "checkpoints"  # the folder of what lets it go on
-CHECKPOINT_FORMAT = "protofl-checkpoint-5"
+CHECKPOINT_FORMAT = "protofl-checkpoint-6"
 WEIGHTS = "model.safetensors"  # of an exported model; a client leaves this file alone
 CARD = "model.json"
 BEST = "best.safetensors"  # a client's model of the best round, where asked for, beside its last
@@ -112,6 +112,8 @@ RoundRow = TypedDict(
     },
 )
 
+Rows = Sequence[RoundRow]
+
 MarginRow = TypedDict(
     "MarginRow",
     {
@@ -194,29 +196,29 @@ Summary = TypedDict(
         "algorithm": str,
         "dataset": str,
         "partition": str,
-        "division": NotRequired[int],  # the version of the partition
+        "division": int,  # the version of the partition
         "data": NotRequired[str],  # of the user's own: other files, or changed ones, have another
         "clients": dict[str, SiteFacts],
         "rounds": int,
         "accuracy": Accuracies,
         "best-accuracy": dict[str, Best],
-        "best-round": NotRequired[BestRound | None],
-        "stopped-early": NotRequired[bool],
-        "metrics": NotRequired[Accuracies],
-        "validation": NotRequired[Accuracies],
+        "best-round": BestRound | None,
+        "stopped-early": bool,
+        "metrics": Accuracies,
+        "validation": Accuracies,
         "accuracy-of-clients": dict[str, dict[str, float]],
         "bytes": dict[str, int],
         "trouble": dict[str, int],
-        "bounded": NotRequired[list[str]],
-        "warnings": NotRequired[list[str]],
+        "bounded": list[str],
+        "warnings": list[str],
         "void-rounds": int,
         "resumed-after-rounds": list[int],
-        "ended": NotRequired[float],  # when, in seconds since 1970
+        "ended": float,  # when, in seconds since 1970
         "seconds": float,
         "seconds-per-round": float,
         "versions": dict[str, str],
-        "commit": NotRequired[str],
-        "machine": NotRequired[str],
+        "commit": str,
+        "machine": str,
         "settings": dict[str, Scalar],
     },
 )
@@ -241,10 +243,12 @@ def unused_replies(row: RoundRow) -> Iterator[tuple[Trouble, str, str]]:
     for kind in TROUBLE:
         sites = row[kind]  # of "missing" a list, of the other kinds site -> reason
         for site in sites:
-            reason = "no answer in time"
-            if isinstance(sites, dict):
-                reason = str(sites[site])
-            yield kind, site, reason
+            yield kind, site, str(sites[site]) if isinstance(sites, dict) else "no answer in time"
+
+
+def without_clients(row: RoundRow) -> RoundRow:
+    """Return the row without figures of single clients: many rounds' would fill the memory."""
+    return {**row, "clients": {}}
 
 
 def baseline_folder(run: Path, algo: str) -> Path:
@@ -288,21 +292,13 @@ class RunFolder:
         """Read all rows of ``metrics.jsonl``."""
         return list(self.each_row())
 
-    def each_row(self) -> Iterator[RoundRow]:
+    def each_row(self, latest_first: bool = False) -> Iterator[RoundRow]:
         """Read the rows one by one: with the figures of many clients all may exceed the memory."""
-        return _read(self.path / METRICS)
+        return _read(self.path / METRICS, latest_first)
 
-    def latest_rows(self) -> Iterator[RoundRow]:
-        """Read the rows one by one, the last first: those before are not parsed."""
-        return _read(self.path / METRICS, latest_first=True)
-
-    def margins(self) -> list[MarginRow]:
-        """Read all rows of ``prototypes.jsonl``."""
-        return list(_read(self.path / MARGINS))
-
-    def latest_margins(self) -> MarginRow | None:
-        """Read the last row of ``prototypes.jsonl``: those before are not parsed."""
-        return next(_read(self.path / MARGINS, latest_first=True), None)
+    def margins(self, latest_first: bool = False) -> Iterator[MarginRow]:
+        """Read the rows of ``prototypes.jsonl`` one by one."""
+        return _read(self.path / MARGINS, latest_first)
 
     def sites(self) -> Sites:
         """Read who takes part; empty before the first round."""
@@ -363,24 +359,22 @@ def heads_in(path: Path) -> Iterator[HeadsRow]:
     anything into it.
     """
     for row in _read(path):
-        heads = row.get("heads")
-        names_a_round = isinstance(row.get("run"), str) and isinstance(row.get("round"), int)
-        has_heads = isinstance(heads, dict) and all(
-            isinstance(head, str) for head in heads.values()
-        )
-        if names_a_round and has_heads:
-            yield row
+        match row:
+            case {"run": str(), "round": int(), "heads": dict(heads)}:
+                if all(isinstance(head, str) for head in heads.values()):
+                    yield row
 
 
 def _json_line(row: RoundRow | MarginRow) -> str:
     return json.dumps(row, ensure_ascii=False) + "\n"
 
 
-def _read(path: Path, *, latest_first: bool = False) -> Iterator[Any]:
+def _read(path: Path, latest_first: bool = False) -> Iterator[Any]:
     """Yield the JSON objects in a file, of ``.jsonl`` one for each line; none if it is missing.
 
     What is no JSON object is left out, such as a line that is still being written, or a stranger's
-    deeply nested lists. SettingsError for an object of a later format.
+    deeply nested lists. With ``latest_first`` those before the ones that are read are not parsed.
+    SettingsError for an object of a later format.
     """
     with suppress(OSError, UnicodeDecodeError), path.open(encoding="utf-8") as file:
         texts: Iterable[str] = file

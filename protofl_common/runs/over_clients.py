@@ -14,7 +14,9 @@ from protofl_common.runs.folder import (
     Best,
     ClientRow,
     RoundRow,
+    Rows,
     Sites,
+    Summary,
 )
 from protofl_common.tasks.metrics import KINDS
 
@@ -44,33 +46,16 @@ def over_clients(
         correct = math.fsum(a * n for a, n in zip(accuracies, test_samples, strict=True))
         weighted = correct / total_samples
 
-    spread = fairness(accuracies)
     figures = {
         "mean": mean,
         "weighted": weighted,
-        "worst-10%": spread["worst-10%"],
-        "std": spread["std"],
+        "worst-10%": mean_of_part(accuracies, "worst-10%"),
+        "std": math.sqrt(statistics.fmean((a - mean) ** 2 for a in accuracies)),
     }
     without_extremes = sorted(accuracies)[liars : len(accuracies) - liars]
     if liars and without_extremes:
         figures["trimmed"] = statistics.fmean(without_extremes)
     return figures
-
-
-def fairness(accuracies: Sequence[float]) -> dict[str, float]:
-    """Return how accuracies in [0, 1] spread over the clients, as FedPCL's Tables 12 and 13 do.
-
-    A figure such as ``worst-20%`` is the mean over that part of the clients; ``std`` and
-    ``variance`` are those of the population. {} without any accuracy.
-    """
-    if not accuracies:
-        return {}
-    figures = {}
-    for part in ("worst-10%", "worst-20%", "worst-40%", "best-10%"):
-        figures[part] = mean_of_part(accuracies, part)
-    mean = statistics.fmean(accuracies)
-    variance = statistics.fmean((a - mean) ** 2 for a in accuracies)
-    return figures | {"std": math.sqrt(variance), "variance": variance}
 
 
 def mean_of_part(accuracies: Sequence[float], part: str) -> float:
@@ -81,7 +66,7 @@ def mean_of_part(accuracies: Sequence[float], part: str) -> float:
     return statistics.fmean(ordered[:clients])
 
 
-def comparable_rounds(rows: Sequence[RoundRow]) -> list[RoundRow]:
+def comparable_rounds(rows: Rows) -> list[RoundRow]:
     """Return the rounds in which as many clients were asked as in the last one, and answered.
 
     Means over fewer clients are not comparable: a lucky draw of them would look like progress.
@@ -102,9 +87,7 @@ def comparable_rounds(rows: Sequence[RoundRow]) -> list[RoundRow]:
     return comparable
 
 
-def best_evaluation(
-    rows: Sequence[RoundRow], kind: str
-) -> tuple[RoundRow | None, Literal["validation", "test"]]:
+def best_evaluation(rows: Rows, kind: str) -> tuple[RoundRow | None, Literal["validation", "test"]]:
     """Return the row with the highest mean of an accuracy or metric, and on which data that is.
 
     ``kind`` names the accuracy or metric, such as ``head``. Only the `comparable_rounds` are looked
@@ -136,7 +119,7 @@ def _rankable(rows: Iterable[RoundRow], name: str) -> list[tuple[float, RoundRow
     return rankable
 
 
-def best_of(rows: Sequence[RoundRow], kind: str) -> Best | None:
+def best_of(rows: Rows, kind: str) -> Best | None:
     """Return the mean on test data at the best round, with the round and the data that chose it.
 
     ``kind`` names the accuracy or metric, as for `best_evaluation`. None if no row can be the best.
@@ -148,16 +131,13 @@ def best_of(rows: Sequence[RoundRow], kind: str) -> Best | None:
     return {"mean": mean, "after-round": best["evaluated-after-round"], "chosen-on": chosen_on}
 
 
-def measured(rows: Sequence[RoundRow]) -> set[str]:
+def measured(rows: Rows) -> set[str]:
     """Return the names of the accuracies and metrics on test data that any of the rows has."""
-    names: set[str] = set()
-    for row in rows:
-        names.update(row["accuracy"], row.get("metrics", {}))
-    return names
+    return set().union(*(row["accuracy"].keys() | row.get("metrics", {}) for row in rows))
 
 
-def figures_of(row: RoundRow | ClientRow) -> dict[str, Any]:
-    """Return all accuracies and metrics of a row in one dictionary.
+def figures_of(row: RoundRow | ClientRow | Summary) -> dict[str, Any]:
+    """Return all accuracies and metrics of a row, or of a run, in one dictionary.
 
     Its keys are such as ``head``, ``head/auc`` and ``validation/head``.
     """
@@ -185,6 +165,16 @@ def in_percent(name: str) -> bool:
     return name.removeprefix("validation/").removesuffix(NEW) in KINDS
 
 
+def factor(name: str) -> int:
+    """Return by what the figure ``name`` is multiplied for people."""
+    return 100 if in_percent(name) else 1
+
+
+def hides_clients(row: RoundRow | Summary) -> bool:
+    """Return whether secure aggregation hides single clients, whose deviation is not known then."""
+    return any("std" not in figures for figures in row["accuracy"].values())
+
+
 def data_warnings(sites: Sites) -> Iterator[str]:
     """Yield a warning of classes that are trained on, but tested nowhere, and of untrained ones.
 
@@ -194,14 +184,10 @@ def data_warnings(sites: Sites) -> Iterator[str]:
     counted = [facts for facts in sites.get("sites", {}).values() if "test-classes" in facts]
     trained = _sums(facts["train-classes"] for facts in counted)
     tested = _sums(facts["test-classes"] for facts in counted)
-    untested = []
-    untrained = []
     # if no site tells its numbers, ``trained`` and ``tested`` are empty, and ``classes`` is not
-    for name, train, test in zip(sites.get("classes", []), trained, tested, strict=False):
-        if train and not test:
-            untested.append(name)
-        if not train:
-            untrained.append(name)
+    classes = list(zip(sites.get("classes", []), trained, tested, strict=False))
+    untested = [name for name, train, test in classes if train and not test]
+    untrained = [name for name, train, _ in classes if not train]
     if untested:
         yield f"trained on, but tested nowhere: {first_of(untested)}"
     if untrained and len(counted) == len(sites["sites"]):
@@ -214,7 +200,7 @@ def _sums(counts: Iterable[Sequence[int]]) -> list[int]:
 
 
 def outcome_warnings(
-    rows: Sequence[RoundRow], final: RoundRow, sites: Sites, metrics: str = "", least: int = 1
+    rows: Rows, final: RoundRow, sites: Sites, metrics: str = "", least: int = 1
 ) -> Iterator[str]:
     """Yield warnings of what makes a finished run's figures doubtful.
 
@@ -231,7 +217,7 @@ def outcome_warnings(
     yield from _guesses(final, tested, sites)
 
 
-def _idle_rounds(rows: Sequence[RoundRow]) -> Iterator[str]:
+def _idle_rounds(rows: Rows) -> Iterator[str]:
     """Warn of void rounds, whose replies were not merged."""
     rounds = [row for row in rows if row["kind"] == "round"]
     idle = [row for row in rounds if row["void"]]
@@ -241,7 +227,7 @@ def _idle_rounds(rows: Sequence[RoundRow]) -> Iterator[str]:
         yield f"{len(idle)} of {len(rounds)} rounds changed nothing{last}: {reason}"
 
 
-def _lost_replies(rows: Sequence[RoundRow]) -> Iterator[str]:
+def _lost_replies(rows: Rows) -> Iterator[str]:
     """Warn of replies that failed or were refused, except those that ``drop-rate`` made fail."""
     lost = []
     for row in rows:
@@ -288,11 +274,8 @@ def _untested_labels(final: RoundRow, sites: Sites, wanted: str, least: int) -> 
     if "label-auc" not in names_in(wanted):
         return
     tested = {name.rpartition("/")[2] for name in final.get("metrics", {})}
-    untested = []
-    for number, name in enumerate(sites.get("classes", [])):
-        is_with_label = number % 2 == 1
-        if is_with_label and str(number) not in tested:
-            untested.append(name)
+    with_label = list(enumerate(sites.get("classes", [])))[1::2]
+    untested = [name for number, name in with_label if str(number) not in tested]
     if untested:
         why = "its test samples all have it, or all lack it"
         if least > 1:
@@ -300,7 +283,7 @@ def _untested_labels(final: RoundRow, sites: Sites, wanted: str, least: int) -> 
         yield f"no client can test the labels {', '.join(untested)}: {why}"
 
 
-def _collapses(rows: Sequence[RoundRow], final: RoundRow) -> Iterator[str]:
+def _collapses(rows: Rows, final: RoundRow) -> Iterator[str]:
     """Warn if the accuracy at the end is `COLLAPSE` or more below that of the best round."""
     for kind, figures in final["accuracy"].items():
         best = best_of(rows, kind)

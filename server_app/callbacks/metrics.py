@@ -30,6 +30,7 @@ from protofl_common.runs.folder import (
     RoundRow,
     SiteFacts,
     Summary,
+    without_clients,
 )
 from protofl_common.runs.over_clients import best_of, outcome_warnings, over_clients
 from protofl_common.tasks.metrics import KINDS
@@ -68,19 +69,14 @@ class Metrics(Callback):
 
         os.truncate(path, run.start.metrics_bytes)
         for row in run.files.each_row():
-            run.rows.append(_without_clients(row))
+            run.rows.append(without_clients(row))
         run.files.drop_margins_after(last)
         step = f"round {last + 1} is next" if last < rounds else "its final evaluation is next"
         say(f"resuming {run.folder.name} after round {last} of {rounds}; {step}")
 
     def on_round(self, run: ActiveRun, row: RoundRow, result: RoundResult) -> None:
-        run.rows.append(_without_clients(row))
+        run.rows.append(without_clients(row))
         run.files.add(METRICS, row)
-
-
-def _without_clients(row: RoundRow) -> RoundRow:
-    """Return the row without figures of single clients: many rounds' would fill the memory."""
-    return {**row, "clients": {}}
 
 
 class Conclusion(Callback):
@@ -100,9 +96,7 @@ class Conclusion(Callback):
         weights = run.strategy.global_weights
         if weights is not None:
             write_tensors(run.folder / "weights.safetensors", weights, {})
-        summary = _summary(run, row, self.own_code)
-        if self.own_data:
-            summary["data"] = self.own_data
+        summary = _summary(run, row, self.own_code, self.own_data)
         run.files.write(SUMMARY, summary, indent=2)
 
 
@@ -179,11 +173,11 @@ def _without_empty(row: Row) -> Row:
     return cast(Row, {key: value for key, value in row.items() if value or key not in OPTIONAL})
 
 
-def _summary(run: ActiveRun, final: RoundRow, own_code: dict[str, str]) -> Summary:
+def _summary(run: ActiveRun, final: RoundRow, own_code: dict[str, str], own_data: str) -> Summary:
     """Return the content of ``summary.json``.
 
-    ``final`` is the row of the final evaluation, and ``own_code`` has the version of each module of
-    the user's own.
+    ``final`` is the row of the final evaluation. ``own_code`` has the version of each module of the
+    user's own, and ``own_data`` is the digest of the user's own data (`_own_data`).
     """
     settings = run.settings
     rounds = [row for row in run.rows if row["kind"] == "round"]
@@ -251,6 +245,8 @@ def _summary(run: ActiveRun, final: RoundRow, own_code: dict[str, str]) -> Summa
     of_ledgers = epsilon_of_ledgers(final)
     if of_ledgers is not None:
         summary["epsilon-of-ledgers"] = of_ledgers
+    if own_data:
+        summary["data"] = own_data
     return summary
 
 

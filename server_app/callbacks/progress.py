@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from copy import deepcopy
 from pathlib import Path
 
 from protofl_common.basics.text import in_order
@@ -112,8 +111,7 @@ class Progress(Callback):
         seconds_left = sum(recent) / len(recent) * rounds_left
         is_one_of_several = settings.baselines or run.job.baseline
         algorithm = run.strategy.row.title if is_one_of_several else ""
-        # the run's own row is safe from what a listener changes
-        emit(RoundDone(deepcopy(row), rounds, seconds_left, algorithm, settings.data.task))
+        emit(RoundDone(row, rounds, seconds_left, algorithm, settings.data.task))
 
     def on_end(self, run: ActiveRun, row: RoundRow, result: RoundResult) -> None:
         """Show the run's final figures, and warn of what makes them doubtful.

@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from pathlib import Path
 
 from protofl_common.runs.events import Event, OnEvent, Said
@@ -25,9 +26,12 @@ def listening(on_event: OnEvent) -> Iterator[None]:
 
 
 def emit(event: Event) -> None:
-    """Hand an event to all listeners, at once; last to the caller's, which may change its row."""
+    """Hand a copy of an event to each listener, at once: the run is safe from what one changes.
+
+    The caller's comes last, as it may raise an error.
+    """
     for on_event in reversed(_listeners):
-        on_event(event)
+        on_event(deepcopy(event))
 
 
 def say(text: str) -> None:

@@ -226,6 +226,7 @@ def test_the_sentence_names_prototypes_that_predict_better_than_the_head() -> No
             "settings": {"algo": algo},
             "algorithm": CATALOG[algo].title,
             "accuracy": {kind: {"mean": share} for kind, share in accuracy.items()},
+            "metrics": {},
             "clients": {},
             "bytes": {"up": 1000},
         }

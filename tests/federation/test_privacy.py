@@ -44,8 +44,6 @@ from protofl_common.maths.prototypes import Prototypes, class_means
 from protofl_common.models.split import SplitModel
 from protofl_common.models.trained import TrainedModel
 from protofl_common.privacy.plan import Mechanism, epsilon
-from protofl_common.report.charts import spent as spent_on_page
-from protofl_common.report.reading import RecordedRun
 from protofl_common.runs.folder import WEIGHTS
 from protofl_common.wire.payloads import Payload
 from protofl_common.wire.schema import Counts
@@ -66,7 +64,6 @@ from tests.support.harness import (
     run_config,
     run_federation,
 )
-from tests.support.pages import drawn
 from tests.support.sites import named, real_sites
 
 TABLE: dict[str, Any] = {
@@ -575,15 +572,6 @@ def test_a_run_spends_its_epsilon_and_says_so(tmp_path: Path) -> None:
     assert outcome.summary["rounds"] == 3
     assert spent == sorted(spent)
     assert 7.7 < spent[-1] <= 8  # nearly the default of dp-epsilon
-
-    (figure,) = spent_on_page(RecordedRun(outcome.folder))
-    html = figure.as_html()
-    assert "ε of the client that the run costs most" in html
-    assert "<path" in html
-
-    *_, lines, _, _ = drawn(spent_on_page, outcome.folder, "line_chart")
-    for kind, figures in outcome.summary["accuracy"].items():
-        assert lines[f"{kind}, mean"][-1] == 100 * figures["mean"]
 
     protected = str(protections(outcome.summary["settings"]))
     assert "planned for the client that the run costs most" in protected

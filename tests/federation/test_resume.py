@@ -244,7 +244,7 @@ def test_where_all_checkpoints_are_damaged_or_of_an_older_version_it_ends(tmp_pa
     old = folder / CHECKPOINTS / "000001.safetensors"
     metadata = {"format": "protofl-checkpoint-2", "facts": "{}"}
     save_file({"prototypes:means": torch.zeros(1, 2)}, old, metadata)
-    said = f"{old} is of the version protofl-checkpoint-2, not protofl-checkpoint-5"
+    said = f"{old} is of the version protofl-checkpoint-2, not protofl-checkpoint-6"
 
     assert said in refusal(config)
 

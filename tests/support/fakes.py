@@ -131,6 +131,9 @@ def write_run(
         "settings": settings,
         "warnings": list(warnings),
         "division": division,
+        "metrics": {},
+        "stopped-early": False,
+        "versions": {},
     }
     (folder / "summary.json").write_text(json.dumps(summary))
 

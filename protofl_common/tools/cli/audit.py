@@ -246,12 +246,12 @@ def _class_means_sent(
 
 def _prototypes_sent(run: RecordedRun, site: str) -> Prototypes | None:
     """Return the prototypes that a client sent last, as the server kept them; None without any."""
-    stored = run.client_prototypes
+    stored = run.prototypes
     if stored is None or site not in stored.sites:
         return None
-    rows = stored.owners == stored.sites.index(site)
-    means = torch.from_numpy(stored.values[rows]).float()
-    return Prototypes(means, torch.from_numpy(stored.labels[rows]))
+    rows = stored.arrays["owners"] == stored.sites.index(site)
+    means = torch.from_numpy(stored.arrays["means"][rows]).float()
+    return Prototypes(means, torch.from_numpy(stored.arrays["labels"][rows]))
 
 
 @torch.no_grad()

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from protofl_common.basics.text import first_of
 from protofl_common.config.options import SettingsError
@@ -36,6 +36,16 @@ BYTES_PER_NUMBER = 4
 
 class NoFigure(SettingsError):
     """The run has no such figure."""
+
+
+class Measured(NamedTuple):
+    """A figure of a run."""
+
+    value: float
+    name: str
+    """With what a reader must know: if single clients are hidden, that it is over all samples; for
+    "best", on which data the round was chosen, and among which; for "last-N", if there are fewer.
+    """
 
 
 @dataclass(frozen=True)
@@ -76,32 +86,39 @@ class Figure:
         return 2 if over_clients.in_percent(self.what) else 4
 
     def __str__(self) -> str:
-        parts = [self.when, self.what]
-        if self.domain:
-            parts.append(f"of {self.domain}")
-        if self.over != "mean":
-            parts.append(self.over)
-        return " ".join(parts)
+        domain = f" of {self.domain}" if self.domain else ""
+        over = f" {self.over}" if self.over != "mean" else ""
+        return f"{self.when} {self.what}{domain}{over}"
 
     def read(self, folder: Path) -> float:
-        """Return the figure of the finished run in ``folder``; NoFigure when it has none.
+        """Return the value of `measured`."""
+        return self.measured(folder).value
+
+    def measured(self, folder: Path) -> Measured:
+        """Read the figure of the finished run in ``folder``; NoFigure when it has none.
 
         It is the largest value over the rounds if `when` is "best", else the mean over the last N
         evaluations ("last-N"), or the last one ("final").
         """
         run = RunFolder(folder)
-        rows, _ = self._rows(run)
+        summary = run.finished_summary()
+        rows, choice = self._rows(run)
         if not rows:
             when = " after the last round" if self.when == "final" else ""
             raise NoFigure(f"no evaluation of {self.what}{when}{self._choices(run)}")
 
-        clients = run.finished_summary()["clients"]
-        domains = {site: facts["domain"] for site, facts in clients.items()}
-        values = []
-        for row in rows:
-            is_count = self.what in COUNTS
-            values.append(self._count(row) if is_count else self._accuracy(row, domains))
-        return max(values) if self.when == "best" else statistics.fmean(values)
+        name = str(self).replace(
+            self.what, with_class_name(self.what, run.sites().get("classes", []))
+        )
+        if self.what in COUNTS:
+            values = [self._count(row) for row in rows]
+        else:
+            domains = {site: facts["domain"] for site, facts in summary["clients"].items()}
+            values = [self._accuracy(row, domains) for row in rows]
+            if over_clients.hides_clients(summary):
+                name += " over all samples"
+        value = max(values) if self.when == "best" else statistics.fmean(values)
+        return Measured(value, name + choice)
 
     def is_in(self, folder: Path) -> bool:
         """Return whether the finished run in ``folder`` has the figure."""
@@ -119,29 +136,11 @@ class Figure:
         """
         if self.what in COUNTS:
             return ""
-        last = next(self._candidates(run.latest_rows()), None)
+        last = next(self._candidates(run.each_row(latest_first=True)), None)
         names = over_clients.figures_of(last) if last else {}
         if not names or self.what in names:
             return ""
         return f" (it has {first_of(names)})"
-
-    def described(self, folder: Path) -> str:
-        """Return the figure's name, with what a reader must know of it in this finished run.
-
-        That is: if single clients are hidden, that the figure is over all samples; for "best", on
-        which data the round was chosen, and among which rounds; for "last-N", that there are fewer
-        than N evaluations.
-        """
-        run = RunFolder(folder)
-        classes = run.sites().get("classes", [])
-        name = str(self).replace(self.what, with_class_name(self.what, classes))
-        # secure aggregation hides single clients, and so the deviation over them
-        accuracies = run.finished_summary()["accuracy"].values()
-        hides_clients = any("std" not in figures for figures in accuracies)
-        if hides_clients and self.what not in COUNTS:
-            name += " over all samples"
-        _, choice = self._rows(run)
-        return name + choice
 
     def _rows(self, run: RunFolder) -> tuple[list[RoundRow], str]:
         """Return the rows to read the figure from, and what a reader must know of their choice.
@@ -153,7 +152,7 @@ class Figure:
         if self.when != "best":
             wanted = 1 if self.when == "final" else int(self.when.removeprefix("last-"))
             # no earlier evaluation takes the place of one that lacks the figure
-            last = islice(self._candidates(run.latest_rows()), wanted)
+            last = islice(self._candidates(run.each_row(latest_first=True)), wanted)
             rows = [row for row in last if self._is_in(row)]
             are_too_few = 0 < len(rows) < wanted
             return rows, f", of {len(rows)} evaluations" if are_too_few else ""
@@ -178,10 +177,8 @@ class Figure:
         return over_clients.evaluations(rows)
 
     def _is_in(self, row: RoundRow) -> bool:
-        """Return whether the row has the figure; the final evaluation has no counts."""
-        if self.what in COUNTS:
-            return row["kind"] == "round"
-        return self.what in over_clients.figures_of(row)
+        """Return whether one of the `_candidates` has the figure; each has the counts."""
+        return self.what in COUNTS or self.what in over_clients.figures_of(row)
 
     @property
     def _kind(self) -> str:
@@ -195,10 +192,8 @@ class Figure:
         no client of the figure's domain has it, and for a figure that needs those of single clients
         where secure aggregation hides them.
         """
-        clients = row["clients"]
-        scale = 100 if over_clients.in_percent(self.what) else 1
-        hides_clients = not any(map(over_clients.figures_of, clients.values()))
-        if hides_clients:
+        scale = over_clients.factor(self.what)
+        if over_clients.hides_clients(row):
             if self.domain or self.over not in ("mean", "by-samples"):
                 raise NoFigure(
                     f"{self}: secure aggregation hides single clients; "
@@ -209,7 +204,7 @@ class Figure:
 
         values = []
         samples = []
-        for site, client in clients.items():
+        for site, client in row["clients"].items():
             figures = over_clients.figures_of(client)
             is_of_domain = self.domain in ("", domains.get(site))  # "": of any
             if self.what not in figures or not is_of_domain:

@@ -5,7 +5,6 @@ The 95 % interval of n figures is mean ± t · s / √n, with Student's t of n �
 
 import json
 import math
-import os
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +18,7 @@ from protofl_common.config.datasets import is_own
 from protofl_common.config.options import Config, SettingsError, keys_of
 from protofl_common.config.python_names import module_of
 from protofl_common.config.sections import DataSettings
-from protofl_common.runs.figures import counted, results_in_common
+from protofl_common.runs.figures import counted, results_of_folders
 from protofl_common.runs.folder import SUMMARY, RunFolder, Summary, reading
 from protofl_common.tools.tables.figure import Figure, NoFigure
 from protofl_common.tools.tables.plan import experiment
@@ -72,27 +71,25 @@ class Estimate:
         p = float(2 * stdtr(degrees, -t))
         return cls(n, mean, half_width=quantile * error, p=p)
 
+    @property
+    def ends(self) -> list[float] | None:
+        """The lower and the upper end of the interval; None for one figure."""
+        if self.n == 1:
+            return None
+        return [self.mean - self.half_width, self.mean + self.half_width]
+
     def interval(self, digits: int) -> str:
         """Return the 95 % interval as text with so many decimals; "–" for one figure."""
-        if self.n == 1:
-            return "–"
-        low = f"{self.mean - self.half_width:.{digits}f}"
-        high = f"{self.mean + self.half_width:.{digits}f}"
-        return f"{low} … {high}"
+        return " … ".join(f"{end:.{digits}f}" for end in self.ends or ()) or "–"
 
     def as_dict(self, test: bool = False) -> dict[str, object]:
         """Return the estimate for JSON, and with ``test`` also p, as for a difference.
 
         Of one figure the interval and p are None.
         """
-        interval = None
-        p = None
-        if self.n > 1:
-            interval = [self.mean - self.half_width, self.mean + self.half_width]
-            p = self.p
-        content: dict[str, object] = {"n": self.n, "mean": self.mean, "interval": interval}
+        content: dict[str, object] = {"n": self.n, "mean": self.mean, "interval": self.ends}
         if test:
-            content["p"] = p
+            content["p"] = self.p if self.ends else None
         return content
 
 
@@ -182,6 +179,7 @@ class Group:
     settings: Config
     clients: int
     runs: dict[int, Path]  # Seed -> folder
+    ended: dict[int, float]  # Seed -> when, in seconds since 1970
     values: dict[int, float]  # Seed -> figure
     figures: dict[int, str]  # Seed -> which figure that is
     name: str = ""
@@ -238,11 +236,9 @@ def run_folders(paths: Iterable[Path]) -> list[Path]:
     """
     folders: list[Path] = []
     for folder in paths:
-        inside: list[Path] = []
         is_finished_run = (folder / SUMMARY).exists()
-        if not is_finished_run:
-            inside = sorted(path.parent for path in folder.glob(f"*/{SUMMARY}"))
-        folders += inside or [folder]
+        inside = sorted(path.parent for path in folder.glob(f"*/{SUMMARY}"))
+        folders += [folder] if is_finished_run or not inside else inside
     return list(dict.fromkeys(folders))
 
 
@@ -250,35 +246,34 @@ def grouped(folders: Sequence[Path], figure: Figure | None) -> list[Group]:
     """Group finished runs whose settings differ in nothing but the seed, and read their figures.
 
     The groups are in the order of their first runs. Without a ``figure`` it is the result of each
-    run (`results_in_common`). SettingsError for a run that has no such figure, or is not finished
-    or malformed.
+    run (`results_of_folders`). Of several runs with the same settings and seed the latest counts.
+    SettingsError for a run that has no such figure, or is not finished or malformed.
     """
+    figures = dict.fromkeys(folders, figure or Figure())
+    if figure is None:
+        for folder, result in results_of_folders(folders).items():
+            figures[folder] = Figure(what=result.name)
     groups: dict[str, Group] = {}  # by what their runs have in common
-    figures = _results(folders) if figure is None else [figure] * len(folders)
-    for folder, figure_of_run in zip(folders, figures, strict=True):
+    for folder in folders:
         try:
             with reading(f"{folder}: not the figures of a run"):
-                _add_run(groups, folder, figure_of_run)
+                _add_run(groups, folder, figures[folder])
         except NoFigure as error:
             raise SettingsError(f"{folder}: {error}; --what names another figure") from None
-    return [replace(group, name=_name(group, groups.values())) for group in groups.values()]
 
-
-def _results(folders: Sequence[Path]) -> list[Figure]:
-    """Return the figure by which each run is compared where none is asked for."""
-    summaries = []
-    for folder in folders:
-        summary = RunFolder(folder).finished_summary()
-        with reading(f"{folder}: not the figures of a run"):
-            results_in_common([summary])  # so that an error names the folder
-        summaries.append(summary)
-    return [Figure(what=result.name) for result in results_in_common(summaries)]
+    names = [_name(group, groups.values()) for group in groups.values()]
+    named = []
+    for group, name in zip(groups.values(), names, strict=True):
+        if names.count(name) > 1:  # networks are named only where nothing else tells groups apart
+            name += f" networks={group.settings['networks']}"
+        named.append(replace(group, name=name))
+    return named
 
 
 def _add_run(groups: dict[str, Group], folder: Path, figure: Figure) -> None:
     """Add a run to its group in ``groups``, and make the group if it is the first.
 
-    Of several runs with the same settings and seed the latest counts.
+    Nothing is changed if the group has a later run of the same seed.
     """
     summary = RunFolder(folder).finished_summary()
     settings = _experiment_of(summary)
@@ -286,13 +281,14 @@ def _add_run(groups: dict[str, Group], folder: Path, figure: Figure) -> None:
     clients = len(summary["clients"])
 
     key = json.dumps([settings, clients], sort_keys=True)  # what the runs of a group have in common
-    empty = Group(settings, clients, {}, {}, {}, digits=figure.digits, what=figure.what)
+    empty = Group(settings, clients, {}, {}, {}, {}, digits=figure.digits, what=figure.what)
     group = groups.setdefault(key, empty)
-    if seed in group.runs and _ended(folder) < _ended(group.runs[seed]):
+    ended = summary.get("ended", 0.0)
+    if ended < group.ended.get(seed, 0.0):
         return
-    group.values[seed] = figure.read(folder)
+    group.values[seed], group.figures[seed] = figure.measured(folder)
     group.runs[seed] = folder
-    group.figures[seed] = figure.described(folder)
+    group.ended[seed] = ended
 
 
 def _experiment_of(summary: Summary) -> Config:
@@ -302,27 +298,17 @@ def _experiment_of(summary: Summary) -> Config:
     and their place, and the version of the user's own code.
     """
     settings = experiment(summary["settings"])
-    settings["division"] = summary.get("division", 1)
+    settings["division"] = summary["division"]
     settings["networks"] = counted(client["arch"] for client in summary["clients"].values())
     if "data" in summary:
         settings["data"] = summary["data"]
     folder = summary["settings"].get("data-dir")
     if folder and is_own(str(settings.get("dataset"))):  # with other files it is another experiment
         settings["data-dir"] = str(Path(str(folder)).absolute())
-    for name, version in summary.get("versions", {}).items():
+    for name, version in summary["versions"].items():
         if name not in OF_ALL_RUNS:  # a package of the user's: edited, it is another experiment
             settings[f"code of {name}"] = version
     return settings
-
-
-def _ended(folder: Path) -> float:
-    """Return when a finished run ended, in seconds since 1970.
-
-    Earlier versions did not record this. Then it is when the summary's file was last changed, which
-    is wrong if somebody has copied it.
-    """
-    summary = RunFolder(folder).finished_summary()
-    return summary.get("ended", os.stat(folder / SUMMARY).st_mtime)
 
 
 def _name(group: Group, groups: Iterable[Group]) -> str:
@@ -330,23 +316,12 @@ def _name(group: Group, groups: Iterable[Group]) -> str:
     others = list(groups)
     parts = [str(group.settings.get("algo", ""))]
     for key, value in group.settings.items():
-        if key in ("algo", "networks"):
-            continue
-        if any(other.settings.get(key, value) != value for other in others):
+        differs = any(other.settings.get(key, value) != value for other in others)
+        if differs and key not in ("algo", "networks"):
             parts.append(f"{key}={value}")
-
-    # networks are named only where nothing else tells two groups apart
-    facts = _without_networks(group)
-    same_but_for_networks = [other for other in others if _without_networks(other) == facts]
-    if len(same_but_for_networks) > 1:  # the group itself is one of them
-        parts.append(f"networks={group.settings['networks']}")
     if any(other.clients != group.clients for other in others):
         parts.append(f"{group.clients} clients")
     return " ".join(parts)
-
-
-def _without_networks(group: Group) -> tuple[int, Config]:
-    return group.clients, {**group.settings, "networks": ""}
 
 
 def intervals(groups: Sequence[Group], unit: str) -> "Drawing":
@@ -354,17 +329,15 @@ def intervals(groups: Sequence[Group], unit: str) -> "Drawing":
 
     ``unit`` is the label of the axis.
     """
-    from protofl_common.report.drawing import COLOURS, Drawing, canvas, short
+    from protofl_common.report.drawing import INK, Drawing, canvas, short
 
     height = 1.1 + 0.4 * len(groups)  # inches: 1.1 for the axis, 0.4 for each group
     with canvas(6.4, height) as (figure, axes):
         for row, group in enumerate(groups):
-            values = list(group.values.values())
-            estimate = Estimate.of(values)
-            colour = COLOURS[row % len(COLOURS)]
-            axes.plot(values, [row] * estimate.n, "|", color=colour, markersize=9)
+            estimate = Estimate.of(group.values.values())
+            axes.plot([*group.values.values()], [row] * estimate.n, "|", color=INK, markersize=9)
             half = 0 if math.isnan(estimate.half_width) else estimate.half_width  # NaN of one run
-            axes.errorbar(estimate.mean, row, xerr=half, fmt="o", color=colour, capsize=3)
+            axes.errorbar(estimate.mean, row, xerr=half, fmt="o", color=INK, capsize=3)
         names = [short(f"{group.name} (n = {len(group.values)})", 44) for group in groups]
         axes.set_yticks(range(len(groups)), names)
         axes.set_ylim(len(groups) - 0.5, -0.5)  # the first group is on top

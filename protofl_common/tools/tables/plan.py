@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import product
 from pathlib import Path, PurePath
-from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -35,7 +34,7 @@ from protofl_common.runs.events import Event, Failed, RoundDone
 from protofl_common.runs.folder import CHECKPOINTS, NEW, SUMMARY, RunFolder
 from protofl_common.tools.arguments import read_recipe
 from protofl_common.tools.tables.figure import Figure
-from protofl_common.tools.tables.spec import TableFile
+from protofl_common.tools.tables.spec import Space, TableFile
 
 NOT_OF_EXPERIMENT = keys_that_change("name", "machine", "waiting", "display") - {"min-replies"}
 """Settings that may differ between two runs that are the same experiment."""
@@ -60,8 +59,7 @@ class Found:
 
     settings: Config
     value: float  # of the figure on validation data, the mean over the trials' seeds
-    trials: int
-    failed: int
+    failed: int  # of the table's trials
 
 
 @dataclass(frozen=True)
@@ -73,8 +71,7 @@ class Cell:
     figure: Figure
     runs: dict[int, Run]  # by seed; {} for a cell that is skipped
     skipped: str = ""  # why
-    # of ``--search``: setting -> choices, or a range (`spec`)
-    spaces: dict[str, Any] = field(default_factory=dict)
+    spaces: dict[str, Space] = field(default_factory=dict)  # of ``--search``, by setting
     found: Found | None = None  # what the search has found; then the runs have these settings
     asked: bool = True  # False: not among ``--only``; nothing is made for it, what it has is shown
 
@@ -86,7 +83,7 @@ class Cell:
         """Return the cell's runs with these settings in the place of its own, by seed."""
         first = self.first_run
         config = first.config | settings
-        return {seed: _run(config | {"seed": seed}, first.federation, "") for seed in seeds}
+        return {seed: _run(config | {"seed": seed}, first.federation) for seed in seeds}
 
 
 def experiment(config: Config) -> Config:
@@ -162,7 +159,8 @@ def _cell(
     """Plan one cell of a table.
 
     Where several name one setting, the last of these wins: recipe, table, column, row, command
-    line. SettingsError for wrong settings, and for one of the row's that has no effect.
+    line. ``data_dir``, unless it is "", replaces a leading ``data`` in ``data-dir``. SettingsError
+    for wrong settings, and for one of the row's that has no effect.
     """
     column = table.columns[column_name]
     row = table.rows[row_name]
@@ -173,26 +171,28 @@ def _cell(
     clients = row.clients or column.clients
     if clients:
         federation = federation | {"num-supernodes": clients}
-    runs = {seed: _run(config | {"seed": seed}, federation, data_dir) for seed in seeds}
-    check_settings_act(row.settings, *(run.settings for run in runs.values()))
-    _check_measured(figure, *(run.settings for run in runs.values()))
+    place = PurePath(str(config.get("data-dir", "")))
+    is_in_data = place.parts[:1] == ("data",)  # the place has no parts if it is ""
+    if data_dir and is_in_data:
+        config = config | {"data-dir": str(PurePath(data_dir, *place.parts[1:]))}
+    runs = {seed: _run(config | {"seed": seed}, federation) for seed in seeds}
     spaces = table.search | column.search | row.search
-    return Cell(row_name, column_name, figure, runs, spaces=spaces)
+    cell = Cell(row_name, column_name, figure, runs, spaces=spaces)
+    check_settings_act(row.settings, cell.first_run.settings)  # the others differ in the seed only
+    _check_measured(figure, cell.first_run.settings)
+    return cell
 
 
-def _check_measured(figure: Figure, *runs: Settings) -> None:
-    """Raise SettingsError if the figure is of a metric that the runs do not measure."""
+def _check_measured(figure: Figure, settings: Settings) -> None:
+    """Raise SettingsError if the figure is of a metric that such runs do not measure."""
     # of head/auc and validation/head/recall/3 that is auc, and recall
-    metric = figure.what.removeprefix("validation/").partition("/")[2].partition("/")[0]
-    if not metric or f"/{metric}" == NEW:
-        return
-    for settings in runs:
-        if metric not in settings.reported_metrics:
-            measured = ", ".join([*settings.metrics, metric])
-            raise SettingsError(
-                f"figure.what = {figure.what!r}: its runs do not measure {metric}; "
-                f"set metrics = {measured!r}"
-            )
+    _, metric, *_ = [*figure.what.removeprefix("validation/").split("/"), ""]
+    if metric and f"/{metric}" != NEW and metric not in settings.reported_metrics:
+        measured = ", ".join([*settings.metrics, metric])
+        raise SettingsError(
+            f"figure.what = {figure.what!r}: its runs do not measure {metric}; "
+            f"set metrics = {measured!r}"
+        )
 
 
 def _skipped_if_data_are_missing(cell: Cell) -> Cell:
@@ -204,16 +204,11 @@ def _skipped_if_data_are_missing(cell: Cell) -> Cell:
     return cell
 
 
-def _run(config: Config, federation: Config, data_dir: str) -> Run:
+def _run(config: Config, federation: Config) -> Run:
     """Check the settings of a run, and name it after all that makes it another run (`_mark`).
 
-    ``data_dir``, unless it is "", replaces a leading ``data`` in the setting ``data-dir``.
     SettingsError or DataError for wrong settings.
     """
-    place = PurePath(str(config.get("data-dir", "")))
-    is_in_data = place.parts[:1] == ("data",)  # the place has no parts if it is ""
-    if data_dir and is_in_data:
-        config = config | {"data-dir": str(PurePath(data_dir, *place.parts[1:]))}
     config = with_hparams(config)
     settings = Settings.from_run_config(default_run_config() | config)
     check_named(config)
@@ -270,6 +265,7 @@ Launch = Callable[[Run, Path, bool, Callable[[int], None]], Failed | None]
 """(run, folder of all runs, resume, on_round) -> how it failed, None if it did not"""
 
 
+@dataclass
 class Runs:
     """The runs in a folder, and why those failed that this process has made.
 
@@ -277,11 +273,13 @@ class Runs:
     wait for another process that makes the same run; -1: until it has ended.
     """
 
-    def __init__(self, folder: Path, keep_models: bool = False, patience: float = 0) -> None:
-        self.folder = folder.resolve()
-        self.keep_models = keep_models
-        self.patience = patience
-        self.failed: dict[str, str] = {}  # name of a run -> why
+    folder: Path
+    keep_models: bool = False
+    patience: float = 0
+    failed: dict[str, str] = field(default_factory=dict)  # name of a run -> why
+
+    def __post_init__(self) -> None:
+        self.folder = self.folder.resolve()
 
     def folder_of(self, run: Run) -> Path:
         return self.folder / run.name

@@ -2,8 +2,8 @@
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from protofl_common.runs.figures import Table, as_csv
@@ -52,14 +52,6 @@ class Result:
     warned: Mapping[str, Sequence[int]] = field(default_factory=dict)  # warning -> its seeds
 
     @property
-    def warnings(self) -> list[str]:
-        """What the runs warn of, each with its seeds."""
-        lines = []
-        for warning, seeds in self.warned.items():
-            lines.append(f"seed {', '.join(map(str, seeds))}: {warning}")
-        return lines
-
-    @property
     def decimals(self) -> int:
         return self.cell.figure.digits
 
@@ -95,11 +87,22 @@ class Result:
         figure = self.cell.figure
         return bool(self.values) and figure.what not in COUNTS and figure.over != "std"
 
-    @property
-    def division(self) -> object:
-        """All that decides how the data are divided: only results of one division are compared."""
+    def lead_over(self, other: "Result") -> Estimate | None:
+        """Estimate how much larger this figure is than that of another cell at the same seeds.
+
+        Return None if one of them has no figures, and if their data are not divided in the same
+        way.
+        """
+        if not self.values or not other.values:
+            return None
         run = self.cell.first_run
-        return run.settings.data, run.federation["num-supernodes"]
+        of_other = other.cell.first_run
+        have_same_data = run.settings.data == of_other.settings.data
+        clients = "num-supernodes"
+        have_as_many_clients = run.federation[clients] == of_other.federation[clients]
+        if not have_same_data or not have_as_many_clients:
+            return None
+        return difference(self.values, other.values)
 
 
 Place = tuple[str, str]  # row and column
@@ -109,16 +112,13 @@ Results = dict[Place, Result]
 def result_of(cell: Cell, runs: Runs) -> Result:
     """Read what the runs of a cell have come to so far.
 
-    The cell has failed if one of its runs has; otherwise it is skipped if a finished run lacks the
-    figure.
+    The cell has failed if one of its runs has; otherwise it is skipped if it has no runs, or a
+    finished one lacks the figure.
     """
-    if cell.skipped:
-        return Result(cell, {}, "skipped", cell.skipped, str(cell.figure))
-
     values = {}
     folders = []
     failures = []
-    absent = []  # why a finished run has no such figure
+    absent = [cell.skipped] if cell.skipped else []  # why there is no figure
     figures = []  # how the figure is described for each run
     warned: dict[str, list[int]] = {}
     for seed, run in cell.runs.items():
@@ -128,13 +128,14 @@ def result_of(cell: Cell, runs: Runs) -> Result:
             continue
         folder = runs.folder_of(run)
         try:
-            values[seed] = cell.figure.read(folder)
-            folders.append(folder)
-            figures.append(cell.figure.described(folder))
-            for warning in RunFolder(folder).finished_summary().get("warnings", []):
-                warned.setdefault(warning, []).append(seed)
+            values[seed], name = cell.figure.measured(folder)
         except NoFigure as error:
             absent.append(str(error))
+            continue
+        figures.append(name)
+        folders.append(folder)
+        for warning in RunFolder(folder).finished_summary()["warnings"]:
+            warned.setdefault(warning, []).append(seed)
 
     if failures:
         state = "failed"
@@ -200,10 +201,8 @@ def _is_best(result: Result, column: str, results: Results) -> bool:
     for (name, where), other in results.items():
         if where != column or other is result or not other.can_be_compared:
             continue
-        if result.division != other.division:
-            return False
-        lead = difference(result.values, other.values)
-        if lead is None or not lead.mean > 0 or math.isnan(lead.p):  # p of one seed is NaN
+        lead = result.lead_over(other)
+        if lead is None or lead.mean <= 0 or math.isnan(lead.p):  # p of one seed is NaN
             return False
         p_values[name] = lead.p
     corrected = holm(p_values)
@@ -229,32 +228,32 @@ def markdown(table: TableFile, results: Results) -> str:
     if "chosen on test data" in figures:
         lines.append("What was chosen on test data is too good: it was picked by what it reports.")
     lines += ["", *_notes(results)]
+    sections = [("What it costs", costs(table, results)), ("The search", _searches(table, results))]
     if table.against:
-        lines += ["", f"## Against {table.against}", "", DIFFERENCES, ""]
-        lines += differences(table, results).as_markdown()
-    lines += ["", "## What it costs", "", ABOUT_COSTS, "", *costs(table, results).as_markdown()]
-    return "\n".join([*lines, *_searches(table, results)]) + "\n"
+        compared = replace(differences(table, results), note=DIFFERENCES)
+        sections.insert(0, (f"Against {table.against}", compared))
+    for heading, content in sections:
+        if content.rows:
+            lines += ["", f"## {heading}", "", content.note, "", *content.as_markdown()]
+    return "\n".join(lines) + "\n"
 
 
 def _notes(results: Results) -> list[str]:
     """Return lines that say why cells have no figure, and what their runs warn of.
 
-    A note that holds for several columns of a row, or for several rows, stands on one line.
+    A note that holds for several columns of a row stands on one line.
     """
     columns_of: dict[tuple[str, str], list[str]] = {}  # row and note -> columns
     for (name, column), result in results.items():
-        notes = [f"warning: {warning}" for warning in result.warnings]
-        if result.reason:
-            notes.insert(0, f"{result.state}: {result.reason}")
+        notes = [f"{result.state}: {result.reason}"] if result.reason else []
+        for warning, seeds in result.warned.items():
+            notes.append(f"warning: seed {', '.join(map(str, seeds))}: {warning}")
         for note in notes:
             columns_of.setdefault((name, note), []).append(column)
 
-    rows_of: dict[tuple[str, str], list[str]] = {}  # columns and note -> rows
-    for (name, note), columns in columns_of.items():
-        rows_of.setdefault((", ".join(columns), note), []).append(name)
     lines = []
-    for (where, note), names in rows_of.items():
-        lines.append(f"- {', '.join(names)} ({where}): {note}")
+    for (name, note), columns in columns_of.items():
+        lines.append(f"- {name} ({', '.join(columns)}): {note}")
     return lines
 
 
@@ -265,11 +264,11 @@ def differences(table: TableFile, results: Results) -> Table:
     without figures are left out.
     """
     entries = []
-    for (name, column), result in results.items():
+    for place, result in results.items():
         if result.values:
-            gain = _gain(table, name, column, results)
+            gain = _gain(table, place, results)
             figures = result.values.values()
-            entries.append(Estimated([name, column], figures, result.decimals, gain))
+            entries.append(Estimated(list(place), figures, result.decimals, gain))
     heads = ("", "column", *ESTIMATED)
     return Table(heads, estimate_rows(entries), table.note, words=(0, 1))
 
@@ -277,59 +276,49 @@ def differences(table: TableFile, results: Results) -> Table:
 def costs(table: TableFile, results: Results) -> Table:
     """Return the table of costs: what the finished runs of each cell have cost on average."""
     rows = []
-    for (name, column), result in results.items():
+    for place, result in results.items():
         if result.costs:
-            rows.append([name, column, *result.costs])
+            rows.append([*place, *result.costs])
     return Table(("", "column", *COSTS), rows, ABOUT_COSTS, words=(0, 1))
 
 
-def _gain(table: TableFile, row: str, column: str, results: Results) -> Estimate | None:
+def _gain(table: TableFile, place: Place, results: Results) -> Estimate | None:
     """Estimate how much a cell's figure is above that of the row ``against`` in the same column.
 
-    They are compared over the seeds that both have. Return None for the row ``against`` itself, if
-    one of the two cells has no figures, and if their data are not divided in the same way.
+    Return None for the row ``against`` itself, and if the two cells cannot be compared.
     """
-    result = results[row, column]
+    row, column = place
     other = results.get((table.against, column))
     if other is None or row == table.against:
         return None
-    if not result.values or not other.values:
-        return None
-    if result.division != other.division:
-        return None
-    return difference(result.values, other.values)
+    return results[place].lead_over(other)
 
 
-def _searches(table: TableFile, results: Results) -> Iterator[str]:
-    """Yield the page's lines on the settings that ``--search`` has found; none without any."""
+def _searches(table: TableFile, results: Results) -> Table:
+    """Return the table of the settings that ``--search`` has found."""
     rows = []
-    for (name, column), result in results.items():
+    for place, result in results.items():
         found = result.cell.found
         if found:
             settings = ", ".join(f"{key} = {value}" for key, value in found.settings.items())
             value = f"{found.value:.{result.decimals}f}"
-            rows.append([name, column, settings, value, str(found.trials), str(found.failed)])
-    if not rows:
-        return
+            rows.append([*place, settings, value, str(table.trials), str(found.failed)])
     seeds = ", ".join(map(str, table.trial_seeds))
-    text = f"{SEARCHED} {table.trials} trials for each cell, of seed {seeds}."
-    yield from ("", "## The search", "", text, "")
+    note = f"{SEARCHED} {table.trials} trials for each cell, of seed {seeds}."
     heads = ("", "column", "chosen", "on validation data", "trials", "failed")
-    yield from Table(heads, rows).as_markdown()
+    return Table(heads, rows, note)
 
 
 def as_dict(table: TableFile, results: Results) -> dict[str, Any]:
     """Return a table and its results for JSON (docs/reference/commands.schema.json)."""
     cells = []
     for (row, column), result in results.items():
-        gain = _gain(table, row, column, results)
+        gain = _gain(table, (row, column), results)
         search = None
         if result.cell.found:
-            search = asdict(result.cell.found)
-            search |= {"seeds": list(table.trial_seeds), "chosen-on": "validation"}
-        estimate = None
-        if result.values:
-            estimate = Estimate.of(result.values.values()).as_dict()
+            trials = {"trials": table.trials, "seeds": list(table.trial_seeds)}
+            search = {**asdict(result.cell.found), **trials, "chosen-on": "validation"}
+        figures = result.values.values()
         cells.append(
             {
                 "row": row,
@@ -339,7 +328,7 @@ def as_dict(table: TableFile, results: Results) -> dict[str, Any]:
                 "figure": result.figure,
                 "paper": table.rows[row].paper.get(column, ""),
                 "values": {str(seed): value for seed, value in result.values.items()},
-                "estimate": estimate,
+                "estimate": Estimate.of(figures).as_dict() if figures else None,
                 "difference": gain.as_dict(test=True) if gain else None,
                 "search": search,
             }
@@ -359,9 +348,9 @@ def csv_of_seeds(results: Results) -> str:
     That is the form which pandas, R and programs for plots take.
     """
     rows = [["row", "column", "seed", "figure", "value", "warnings"]]
-    for (name, column), result in results.items():
+    for place, result in results.items():
         for seed, value in result.values.items():
             warnings = [warning for warning, seeds in result.warned.items() if seed in seeds]
-            texts = (name, column, str(seed), result.figure, f"{value:.10g}", "; ".join(warnings))
-            rows.append(list(texts))
+            figure = (result.figure, f"{value:.10g}")
+            rows.append([*place, str(seed), *figure, "; ".join(warnings)])
     return as_csv(rows)

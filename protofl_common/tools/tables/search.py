@@ -9,39 +9,36 @@ values, and nothing has to be kept but the runs.
 import random
 import statistics
 from collections.abc import Callable, Iterator
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from itertools import chain
 
-from protofl_common.config.options import Config, Scalar, SettingsError, keys_of, types_of
+from protofl_common.config.options import Config, Scalar, SettingsError, keys_of
 from protofl_common.config.sections import DataSettings
-from protofl_common.experiment.settings import (
-    Settings,
-    default_run_config,
-    hparams_by_key,
-    to_run_config,
-)
-from protofl_common.tools.tables.figure import COUNTS, NoFigure
+from protofl_common.experiment.settings import hparams_by_key, to_run_config
+from protofl_common.tools.tables.figure import COUNTS, Figure, NoFigure
 from protofl_common.tools.tables.plan import Cell, Found, Run, Runs
-from protofl_common.tools.tables.spec import TableFile
+from protofl_common.tools.tables.spec import Range, Space, TableFile
 
 DIGITS = 3  # of a number that is tried
 OF_DATA = {"seed", *keys_of(DataSettings)}  # settings that would change the samples of a figure
 
 
+@dataclass(frozen=True)
 class Search:
     """The trials of a cell, also those that earlier calls of the command have made.
 
     A trial that was stopped, or failed, is made again when the search goes on.
     """
 
-    def __init__(self, table: TableFile, cell: Cell, trials: Runs) -> None:
-        """Prepare the search of a cell; ``trials`` are the runs in the folder of all trials."""
-        self.table = table
-        self.cell = cell
-        self.runs = trials
-        # a search looks at validation data only
-        what = cell.figure.what.removeprefix("validation/")
-        self.figure = replace(cell.figure, what=f"validation/{what}")
+    table: TableFile
+    cell: Cell
+    runs: Runs  # in the folder of all trials
+
+    @property
+    def figure(self) -> Figure:
+        """The cell's figure, but on validation data, as no search looks at others."""
+        what = self.cell.figure.what.removeprefix("validation/")
+        return replace(self.cell.figure, what=f"validation/{what}")
 
     def runs_of(self, number: int) -> list[Run]:
         """Return the runs of the trial with this number, one for each trial seed.
@@ -60,11 +57,9 @@ class Search:
         settings = self.cell.first_run.settings
         config = to_run_config(settings) | hparams_by_key(settings)
         own = {key: config[key] for key in spaces}
-        is_own_inside = all(_is_inside(own[key], space) for key, space in spaces.items())
-        if number == 0 and is_own_inside:
+        if number == 0 and all(own[key] in space for key, space in spaces.items()):
             return own
-        kinds = _kinds(settings)
-        return {key: _drawn(key, space, number, kinds[key]) for key, space in spaces.items()}
+        return {key: _drawn(key, space, number, type(own[key])) for key, space in spaces.items()}
 
     def tuned(self, make: Callable[[Run, Runs], object] | None) -> Cell:
         """Return the cell with the runs of the best settings, after ``make`` has made the trials.
@@ -100,7 +95,7 @@ class Search:
             raise SettingsError(f"none of {count} trials ended well: {reason}")
         best = max(values, key=lambda number: values[number])
         settings = self.settings_of(best)
-        found = Found(settings, values[best], count, failed=count - len(values))
+        found = Found(settings, values[best], failed=count - len(values))
         return replace(self.cell, runs=self.cell.runs_with(settings, self.cell.runs), found=found)
 
 
@@ -114,10 +109,8 @@ def check_search(table: TableFile, cells: list[Cell]) -> None:
             "search: missing: which settings does --search look for, such as "
             "{lr: {log: [0.001, 0.1]}}?"
         )
-    final_seeds: set[int] = set()
-    for cell in cells:
-        final_seeds.update(cell.runs)
-    shared = sorted(final_seeds & set(table.trial_seeds))
+    final_seeds = chain(*(cell.runs for cell in cells))
+    shared = sorted(set(final_seeds) & set(table.trial_seeds))
     if shared:
         seeds = ", ".join(map(str, shared))
         problems.append(f"trial-seeds: {seeds}: the final runs have this seed, too; choose others")
@@ -148,56 +141,30 @@ def _problems(cell: Cell) -> Iterator[str]:
         elif "." in key and not key.startswith(f"{settings.run.algo}."):
             yield f"row {cell.row}: search: {key}: is no setting of {settings.run.algo}"
         else:
-            for value in _ends(space):
+            values = [space.low, space.high] if isinstance(space, Range) else space
+            for value in values:
                 try:
                     cell.runs_with({key: value}, seeds=[0])  # for its error; any seed will do
                 except SettingsError as error:
                     yield f"{cell.row} / {cell.column}: search: {error}"
 
 
-def _ends(space: Any) -> list[Scalar]:
-    """Return all values of a space that is a list, or the lowest and highest of a range."""
-    if isinstance(space, list):
-        return space
-    ((_, ends),) = space.items()  # {log: [LOW, HIGH]} or {range: [LOW, HIGH]}
-    return list(ends)
-
-
-def _is_inside(value: Scalar, space: Any) -> bool:
-    """Return whether a value is in the ``space``: one of its list, or within its range."""
-    if isinstance(space, list):
-        return value in space
-    low, high = map(float, _ends(space))
-    return low <= float(value) <= high
-
-
-def _kinds(settings: Settings) -> dict[str, type]:
-    """Return the type of each setting by its key, also of the hyper-parameters of a package."""
-    kinds = {key: type(default) for key, default in default_run_config().items()}
-    for key, kind in types_of(type(settings.hparams)).items():
-        kinds[f"{settings.run.algo}.{key}"] = kind
-    return kinds
-
-
-def _drawn(key: str, space: Any, number: int, kind: type) -> Scalar:
+def _drawn(key: str, space: Space, number: int, kind: type) -> Scalar:
     """Draw the value that the trial with this number tries for the setting ``key``.
 
     It depends on these arguments alone, so that all cells that search a space try the same values.
-    ``space`` is a list of values, {log: [LOW, HIGH]} or {range: [LOW, HIGH]}.
     """
     position = random.Random(f"{key} {number}").random()  # in the space, from 0 to below 1
     if isinstance(space, list):
         chosen: Scalar = space[int(position * len(space))]
         return chosen
-    ((scale, ends),) = space.items()
-    low, high = map(float, ends)
     is_whole = kind is int
     # int() rounds down: without 1 more the highest whole number would never be drawn
-    end = high + 1 if is_whole else high
-    value = low + position * (end - low)
-    if scale == "log":  # 0.001 to 0.01 is as likely as 0.01 to 0.1
-        value = low * (end / low) ** position
+    end = space.high + 1 if is_whole else space.high
+    value = space.low + position * (end - space.low)
+    if space.is_log:
+        value = space.low * (end / space.low) ** position
     if is_whole:
         return int(value)
     rounded = float(f"{value:.{DIGITS}g}")  # nobody wants 17 digits in a table
-    return min(max(rounded, low), high)  # rounding may have left the range
+    return min(max(rounded, space.low), space.high)  # rounding may have left the range

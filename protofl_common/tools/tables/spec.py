@@ -5,7 +5,7 @@ docs/tables.md says what a file may hold; pydantic reads it, by the types of the
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,6 +18,7 @@ from pydantic import (
     Field,
     TypeAdapter,
     ValidationError,
+    ValidationInfo,
     ValidatorFunctionWrapHandler,
     WrapValidator,
 )
@@ -51,33 +52,48 @@ def _known(key: str) -> str:
     return key
 
 
-def _is_space(space: Any) -> bool:
-    """Return whether ``space`` is a list of values, {log: [LOW, HIGH]} or {range: [LOW, HIGH]}."""
-    if isinstance(space, list):
-        return bool(space)
-    if not isinstance(space, dict) or list(space) not in (["log"], ["range"]):
-        return False
-    ((scale, ends),) = space.items()
-    if not isinstance(ends, list) or len(ends) != 2:
-        return False
-    if any(type(end) not in (int, float) for end in ends):  # isinstance would take True for an int
-        return False
-    low, high = map(float, ends)
-    has_logarithms = low > 0
-    return low < high and (scale == "range" or has_logarithms)
+@dataclass(frozen=True)
+class Range:
+    """The numbers from ``low`` to ``high``, one of which a trial of a search tries."""
+
+    low: float
+    high: float
+    is_log: bool  # 0.001 to 0.01 is as likely as 0.01 to 0.1
+
+    def __contains__(self, value: Any) -> bool:
+        return self.low <= float(value) <= self.high
 
 
-def _checked_space(space: Any) -> Any:
-    if not _is_space(space):
-        wanted = "must be a list of values, {log: [LOW, HIGH]} or {range: [LOW, HIGH]}"
-        raise PydanticCustomError("must_be", wanted)
-    return space
+Space = list[Any] | Range
 
 
-def _checked_rows(rows: Any) -> Any:
-    if not isinstance(rows, dict):
-        raise PydanticCustomError("must_be", "must be a name and what it holds for each, NAME: {…}")
-    return rows
+def _space(written: Any) -> Space:
+    """Read a list of values, {log: [LOW, HIGH]} or {range: [LOW, HIGH]}."""
+    match written:
+        case [_, *_]:
+            return list(written)
+        case {"log": [low, high]} | {"range": [low, high]} if len(written) == 1:
+            is_log = "log" in written
+            are_numbers = {type(low), type(high)} <= {int, float}  # True is no number here
+            if are_numbers and low < high and (low > 0 or not is_log):  # 0 has no logarithm
+                return Range(low, high, is_log)
+    wanted = "must be a list of values, {log: [LOW, HIGH]} or {range: [LOW, HIGH]}"
+    raise PydanticCustomError("must_be", wanted)
+
+
+def _by_column(numbers: Any, file: ValidationInfo) -> dict[str, Any]:
+    """Return a paper's numbers by column; columns without a number are left out.
+
+    A table has them by column, or as a list in the order of its columns.
+    """
+    columns = [str(column) for column in file.context or ()]
+    by_column = numbers
+    if isinstance(numbers, list) and len(numbers) <= len(columns):
+        by_column = dict(zip(columns, numbers, strict=False))  # the list may be shorter
+    if not isinstance(by_column, dict) or not set(map(str, by_column)) <= set(columns):
+        wanted = "must be a number for each column, [1.0, …], of {columns}"
+        raise PydanticCustomError("must_be", wanted, {"columns": ", ".join(columns)})
+    return {column: str(number) for column, number in by_column.items() if number is not None}
 
 
 def _filled(part: Any) -> Any:
@@ -94,8 +110,7 @@ Seeds = Annotated[
 Name = Annotated[str, BeforeValidator(str)]
 SettingName = Annotated[Name, AfterValidator(_known)]
 Values = Annotated[list[Any], Field(min_length=1), _must_be("a list of values")]
-Space = Annotated[Any, AfterValidator(_checked_space)]
-Paper = Annotated[list[Any] | dict[Name, Any], _must_be("a number for each column, [1.0, …]")]
+Searched = Annotated[Any, AfterValidator(_space)]
 
 
 @dataclass(frozen=True)
@@ -107,7 +122,7 @@ class Common:
     recipe: Text = ""
     settings: dict[SettingName, Any] = field(default_factory=dict)
     figure: dict[Name, Any] = field(default_factory=dict)
-    search: dict[SettingName, Space] = field(default_factory=dict)
+    search: dict[SettingName, Searched] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -119,43 +134,33 @@ class Part(Common):
 
 @dataclass(frozen=True)
 class Row(Part):
-    paper: dict[str, str] = field(default_factory=dict)
-    runs: bool = True  # False: it is numbers of a paper, and no more
+    paper: Annotated[dict[Name, str], BeforeValidator(_by_column)] = field(default_factory=dict)
+    grid: dict[SettingName, Values] = field(default_factory=dict)
+
+    @property
+    def runs(self) -> bool:
+        """False for a row of which the file says nothing but numbers of a paper."""
+        return not self.paper or self != Row(paper=self.paper)
 
 
 @dataclass(frozen=True)
-class Heading(Common):
-    """A table but for its rows."""
-
+class _TableInFile(Common):
     title: Text = ""
     source: Text = ""
     note: Text = ""
     seeds: Seeds = (1,)
     columns: dict[Name, Annotated[Part, BeforeValidator(_filled)]] = field(default_factory=dict)
+    rows: dict[Name, Annotated[Row, BeforeValidator(_filled)]] = field(default_factory=dict)
     against: Text = ""
     trials: Count = 0
     trial_seeds: Seeds = TRIAL_SEEDS
 
 
 @dataclass(frozen=True)
-class TableFile(Heading):
+class TableFile(_TableInFile):
+    """A table whose rows with a grid are spread."""
+
     name: str = ""
-    rows: dict[str, Row] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class _RowInFile(Part):
-    """A row before its grid is spread."""
-
-    paper: Paper = field(default_factory=list)
-    grid: dict[SettingName, Values] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class _TableInFile(Heading):
-    rows: Annotated[
-        dict[Name, Annotated[_RowInFile, BeforeValidator(_filled)]], BeforeValidator(_checked_rows)
-    ] = field(default_factory=dict)
 
 
 class _Loader(yaml.SafeLoader):
@@ -179,33 +184,14 @@ def read_table(path: Path) -> TableFile:
     """Read and check a table; SettingsError with a line for each thing that is wrong with it."""
     content = _content_of(path)
     try:
-        file = TypeAdapter(_TableInFile).validate_python(content)
+        file = TypeAdapter(_TableInFile).validate_python(content, context=content["columns"])
+        problems = list(_contradictions(file))
     except ValidationError as error:
         problems = [_line_for(each) for each in error.errors()]
-    else:
-        problems = list(_contradictions(file))
     if problems:
         raise SettingsError("\n".join(f"{path.name}: {problem}" for problem in problems))
-
-    # a row of which the file says nothing but the paper's numbers is shown, and nothing is run
-    names_without_runs = set()
-    for name, row_in_file in content["rows"].items():
-        if set(row_in_file or {}) == {"paper"}:
-            names_without_runs.add(str(name))
-    rows = {}
-    for name, row in file.rows.items():
-        for spread_name, settings in _spread(name, row):
-            rows[spread_name] = Row(
-                recipe=row.recipe,
-                settings=settings,
-                figure=row.figure,
-                search=row.search,
-                clients=row.clients,
-                paper=_paper_by_column(row, file.columns),
-                runs=name not in names_without_runs,
-            )
-    facts = vars(file) | {"name": path.stem, "note": file.note.strip(), "rows": rows}
-    return TableFile(**facts)
+    facts = {"name": path.stem, "note": file.note.strip(), "rows": _spread(file.rows)}
+    return TableFile(**vars(file) | facts)
 
 
 def _content_of(path: Path) -> dict[str, Any]:
@@ -226,27 +212,15 @@ def _content_of(path: Path) -> dict[str, Any]:
     return {key: value for key, value in content.items() if value is not None}
 
 
-def _spread(name: str, row: _RowInFile) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield a name and settings for each combination of the values in a row's grid.
-
-    For a row without a grid yield its own name and settings once.
-    """
-    for values in product(*row.grid.values()):
-        chosen = dict(zip(row.grid, values, strict=True))
-        names = [name, *(f"{key} {value}" for key, value in chosen.items())]
-        yield ", ".join(names), row.settings | chosen
-
-
-def _paper_by_column(row: _RowInFile, columns: dict[str, Part]) -> dict[str, str]:
-    """Return the paper's numbers by column, as texts.
-
-    The file has them by column, or as a list in the order of the columns. Columns without a number
-    are left out.
-    """
-    numbers = row.paper
-    if isinstance(numbers, list):
-        numbers = dict(zip(columns, numbers, strict=False))  # a list may be shorter
-    return {column: str(number) for column, number in numbers.items() if number is not None}
+def _spread(rows: dict[str, Row]) -> dict[str, Row]:
+    """Return a row for each combination of the values in a row's grid; others as they are."""
+    spread = {}
+    for name, row in rows.items():
+        for values in product(*row.grid.values()):
+            chosen = dict(zip(row.grid, values, strict=True))
+            names = [name, *(f"{key} {value}" for key, value in chosen.items())]
+            spread[", ".join(names)] = replace(row, settings=row.settings | chosen)
+    return spread
 
 
 def _line_for(error: ErrorDetails) -> str:
@@ -255,14 +229,13 @@ def _line_for(error: ErrorDetails) -> str:
     place = [str(part) for part in error["loc"] if part != "[key]"]
     legal_keys = keys_of(_TableInFile)
     if place[0] in ("columns", "rows") and len(place) > 1:
-        legal_keys = keys_of(Part if place[0] == "columns" else _RowInFile)
+        legal_keys = keys_of(Part if place[0] == "columns" else Row)
         place[:2] = [f"{place[0].removesuffix('s')} {place[1]}"]  # "rows", "A" -> "row A"
     match error["type"]:
-        case "unexpected_keyword_argument" | "invalid_key":
+        case "unexpected_keyword_argument" | "invalid_key" | "unknown_setting" as kind:
+            if kind == "unknown_setting":
+                legal_keys = known_keys()
             (problem,) = unknown_keys({place[-1]: ""}, legal_keys)
-            return ": ".join([*place[:-1], problem])
-        case "unknown_setting":
-            (problem,) = unknown_keys({place[-1]: ""}, known_keys())
             return ": ".join([*place[:-1], problem])
         case "dict_type" | "dataclass_type":
             problem = "must be key: value pairs"
@@ -286,15 +259,6 @@ def _contradictions(file: _TableInFile) -> Iterator[str]:
     if any("seed" in part.settings for part in parts):
         yield "settings: seed: must not be there; list them under seeds"
 
-    names = []
-    for name, row in file.rows.items():
-        names += [spread_name for spread_name, _ in _spread(name, row)]
-        if isinstance(row.paper, dict):
-            for column in row.paper:
-                if column not in file.columns:
-                    yield f"row {name}: paper: no column {column!r}"
-        elif len(row.paper) > len(file.columns):
-            count = len(row.paper)
-            yield f"row {name}: paper has {count} numbers for {len(file.columns)} columns"
+    names = _spread(file.rows)
     if file.against and file.against not in names:
         yield f"against = {file.against!r}: must be one of {', '.join(names)}"

@@ -1,5 +1,6 @@
 """The figures of a paper show the numbers of the runs, and become files."""
 
+import json
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -10,7 +11,7 @@ from matplotlib.axes import Axes
 
 from protofl_common.config.options import SettingsError
 from protofl_common.report import drawing, paper
-from protofl_common.runs.folder import RunFolder
+from protofl_common.runs.folder import SUMMARY, RunFolder
 from tests.support.fakes import write_run
 
 
@@ -71,6 +72,29 @@ def test_a_box_has_every_client_of_every_seed(methods: dict[str, list[Path]]) ->
 
 
 @pytest.mark.parametrize("draw", [paper.curves, paper.boxes])
+def test_runs_by_head_and_by_prototypes_have_one_figure_on_the_axis(
+    draw: Any, tmp_path: Path
+) -> None:
+    """Of several labels a sample that is the AUC of all runs, and exact match of none."""
+    methods = {}
+    for kind in ("head", "prototype"):
+        folder = tmp_path / kind
+        figures = {kind: 0.1, f"{kind}/auc": 0.75}
+        write_run(folder, {"task": "multi-label"}, [{"a": figures, "b": figures}] * 2)
+        summary = json.loads((folder / SUMMARY).read_text())
+        summary["metrics"] = {f"{kind}/auc": summary["accuracy"].pop(f"{kind}/auc")}
+        (folder / SUMMARY).write_text(json.dumps(summary))
+        methods[kind] = [folder]
+
+    (axes,) = draw(methods).figure.axes
+
+    assert axes.get_ylabel() == "test AUC"
+    for line in axes.lines:
+        if line.get_marker() not in ("", "None"):  # no part of a box
+            np.testing.assert_allclose(line.get_ydata(), 0.75)
+
+
+@pytest.mark.parametrize("draw", [paper.curves, paper.boxes])
 def test_a_run_without_the_figure_is_named(draw: Any, methods: dict[str, list[Path]]) -> None:
     with pytest.raises(SettingsError, match="no evaluation of head/auc"):
         draw(methods, "head/auc")
@@ -103,12 +127,12 @@ def test_a_box_is_of_the_last_evaluation_alone(tmp_path: Path) -> None:
 def test_hidden_clients_have_no_boxes(methods: dict[str, list[Path]]) -> None:
     """The rows have no accuracies of single clients, as under secure aggregation."""
 
-    def without_clients(folder: RunFolder) -> Any:
+    def without_clients(folder: RunFolder, latest_first: bool) -> Any:
         return iter([{"accuracy": {"head": {"mean": 0.5}}, "clients": {"a": {"accuracy": {}}}}])
 
     refused = pytest.raises(SettingsError, match="secure aggregation hides single clients")
 
-    with patch.object(RunFolder, "latest_rows", without_clients), refused:
+    with patch.object(RunFolder, "each_row", without_clients), refused:
         paper.boxes(methods)
 
 

@@ -29,12 +29,12 @@ def test_rows_come_back_without_a_line_of_which_only_a_part_was_written(tmp_path
     with (tmp_path / folder.MARGINS).open("a") as file:
         file.write('{"round": 4, "glo')
 
-    assert run.margins() == [margin_row(number) for number in (1, 2, 3)]
+    assert list(run.margins()) == [margin_row(number) for number in (1, 2, 3)]
 
     run.drop_margins_after(2)
     run.add(folder.MARGINS, margin_row(3))
 
-    assert run.margins() == [margin_row(number) for number in (1, 2, 3)]
+    assert list(run.margins()) == [margin_row(number) for number in (1, 2, 3)]
 
 
 def test_an_empty_or_damaged_folder_is_a_run_that_has_not_begun(tmp_path: Path) -> None:
@@ -44,7 +44,7 @@ def test_an_empty_or_damaged_folder_is_a_run_that_has_not_begun(tmp_path: Path) 
     def assert_not_begun() -> None:
         """Nothing is found, and to ask for the summary says what folder to give."""
         assert run.rows() == []
-        assert run.margins() == []
+        assert list(run.margins()) == []
         assert run.sites() == {}
         assert run.summary() is None
         said = r"no summary\.json in it; give the folder of a finished run"

@@ -8,7 +8,7 @@ import pytest
 
 from client_app.algorithms.fedavg import FedAvg
 from protofl_common.basics.text import human_bytes, human_seconds
-from protofl_common.runs.figures import best_text, metric_rows, results_in_common, side_by_side
+from protofl_common.runs.figures import best_text, figure_rows, results_in_common, side_by_side
 from protofl_common.runs.over_clients import (
     best_of,
     comparable_rounds,
@@ -130,8 +130,9 @@ def result(algo: str, **clients: float) -> Any:
         "settings": {"algo": algo},
         "algorithm": algo.title(),
         "accuracy": {"head": {"mean": 0.5}},
+        "metrics": {},
         "accuracy-of-clients": {site: {"head": share} for site, share in clients.items()},
-        "clients": {},
+        "clients": {site: {"arch": "x"} for site in clients},
         "bytes": {},
     }
 
@@ -296,7 +297,7 @@ def test_figures_of_labels_stand_together_with_the_names_of_the_labels() -> None
     """Clients that test other labels report them in another order."""
     names = ["head/label-auc/3", "prototype/label-auc/3", "head/label-auc/1", "head/auc"]
     metrics = {name: {"mean": 0.5} for name in names}
-    shown = [row[0] for row in metric_rows(metrics, 3, ["no a", "a", "no b", "b"])]
+    shown = [row[0] for row in figure_rows(metrics, classes=["no a", "a", "no b", "b"])]
     assert shown == [
         "head/label-auc/1 (a)",
         "head/label-auc/3 (b)",
@@ -307,7 +308,9 @@ def test_figures_of_labels_stand_together_with_the_names_of_the_labels() -> None
 
 def test_runs_of_several_labels_are_compared_by_exact_match_if_one_has_no_auc() -> None:
     """The AUC and the share of right predictions are different figures."""
-    without: Any = {"settings": {"task": "multi-label"}, "accuracy": {"head": {"mean": 0.5}}}
+    several_labels = {"task": "multi-label"}
+    exact: Any = {"head": {"mean": 0.5}}
+    without: Any = {"settings": several_labels, "accuracy": exact, "metrics": {}}
     with_auc: Any = without | {"metrics": {"head/auc": {"mean": 0.7}}}
 
     assert results_in_common([with_auc, with_auc]) == 2 * [Result("head/auc", "AUC")]

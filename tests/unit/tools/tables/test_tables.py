@@ -470,6 +470,9 @@ of the whole run on the machine that made it.
 """
 
 
+A_NUMBER_EACH = "must be a number for each column"
+
+
 @pytest.mark.parametrize(("old", "new", "expected"), [
     ("title: A small table", "", "title: missing"),
     ("rows:", "rows: {a: }\nrows:", "not YAML: 'rows' stands twice"),
@@ -478,10 +481,12 @@ of the whole run on the machine that made it.
     ("fedproto.lambda", "fedproto.lamda",
         "row FedProto: settings: fedproto.lamda: unknown key"),
     ("clients: 3", "clients: 0", "column few: clients = 0: must be a whole number, at least 1"),
-    ("{few: 1.5}", "{many: 1.5}", "row gain: paper: no column 'many'"),
-    ("null, 90]", "null, 90, 91]", "row Local: paper has 4 numbers for 3 columns"),
+    ("{few: 1.5}", "{many: 1.5}",
+        f"row gain: paper = {{'many': 1.5}}: {A_NUMBER_EACH}, [1.0, …], of all, first, few"),
+    ("null, 90]", "null, 90, 91]",
+        f"row Local: paper = ['98.26 ± 0.40', None, 90, 91]: {A_NUMBER_EACH}"),
     ("{paper: [97.5]}", "{paper: 97.5}",
-        "row FedRep: paper = 97.5: must be a number for each column"),
+        f"row FedRep: paper = 97.5: {A_NUMBER_EACH}"),
     ("{paper: [97.5]}", "fedrep", "row FedRep = 'fedrep': must be key: value pairs"),
     ("  all:\n", "  all: 5\n", "column all = 5: must be key: value pairs"),
     ("rounds: 2,", "rounds: 2, seed: 9,",
@@ -911,7 +916,7 @@ def test_the_best_is_not_a_lucky_draw_of_clients(tmp_path: Path) -> None:
     best = Figure(when="best")
     assert best.read(tmp_path) == pytest.approx(70.0)
 
-    described = best.described(tmp_path)
+    described = best.measured(tmp_path).name
     assert described.endswith(", among the 2 of 3 evaluations that all clients made")
     assert Figure(when="best", over="std").read(tmp_path) == pytest.approx(100 * 0.08**0.5)
 
@@ -920,7 +925,7 @@ def test_a_figure_says_what_it_is_and_what_the_run_does_not_have(folder: Path) -
     """The run has three evaluations, by head alone, and two domains."""
     assert str(Figure("best", "head", "amazon", "worst-10%")) == "best head of amazon worst-10%"
     assert str(Figure()) == "final head"
-    assert Figure("last-9").described(folder) == "last-9 head, of 3 evaluations"
+    assert Figure("last-9").measured(folder).name == "last-9 head, of 3 evaluations"
 
     with pytest.raises(NoFigure, match="no evaluation of prototype after the last round"):
         Figure(what="prototype").read(folder)
@@ -941,7 +946,7 @@ def test_no_earlier_evaluation_takes_the_place_of_the_last(tmp_path: Path) -> No
 
     last_two = Figure("last-2")
     assert last_two.read(tmp_path) == pytest.approx(40.0)
-    assert last_two.described(tmp_path) == "last-2 head, of 1 evaluations"
+    assert last_two.measured(tmp_path).name == "last-2 head, of 1 evaluations"
 
     nobody_answers: Accuracies = {}
     write_run(tmp_path, {}, [*heads, nobody_answers])
@@ -999,7 +1004,8 @@ def test_the_best_round_follows_validation_data(
     is_best = figure.when == "best"
     chosen_on_test = ", its round chosen on test data" if is_best else ""
 
-    assert figure.described(folder) == f"{figure}{chosen_on_test}"
+    if "validation" not in figure.what:  # which these runs do not have
+        assert figure.measured(folder).name == f"{figure}{chosen_on_test}"
 
     validation = evaluations(VALIDATED)
     write_run(folder, {}, evaluations(TESTED), domains=DOMAINS, validation=validation)
@@ -1007,4 +1013,4 @@ def test_the_best_round_follows_validation_data(
     assert figure.read(folder) == pytest.approx(value)
 
     chosen_on_validation = ", its round chosen on validation data" if is_best else ""
-    assert figure.described(folder) == f"{figure}{chosen_on_validation}"
+    assert figure.measured(folder).name == f"{figure}{chosen_on_validation}"
