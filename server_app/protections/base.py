@@ -1,6 +1,5 @@
 """The seam between the replies of a round and the algorithm that merges them."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Self
@@ -41,18 +40,14 @@ class Accepted:
         """
         if self.why_void:
             return self
-        outcome = protection.accept(self.kept, view)
+        outcome = protection(self.kept, view)
         refused = {**self.refused, **outcome.refused}
         return type(self)(outcome.kept, refused, self.reduced | outcome.reduced, outcome.why_void)
 
 
-class Protection(ABC):
-    """The base of a protection, which keeps nothing from one round to the next."""
+Protection = Callable[[list[Upload], View], Accepted]
+"""A function that returns the uploads that may go on, perhaps reduced, and why others are refused.
 
-    @abstractmethod
-    def acts(self, view: View) -> bool:
-        """Return whether the protection may change anything in this round."""
-
-    @abstractmethod
-    def accept(self, uploads: list[Upload], view: View) -> Accepted:
-        """Return the uploads that may go on, perhaps reduced, and why others are refused."""
+It keeps nothing from one round to the next. Where the settings do not ask for it, all uploads go on
+as they are.
+"""

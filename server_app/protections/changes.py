@@ -6,27 +6,24 @@ from dataclasses import replace
 from protofl_common.maths.aggregation import State, clip_updates, length_of_change
 from protofl_common.wire.payloads import StateDict
 from protofl_common.wire.schema import weights_in
-from server_app.protections.base import Accepted, Protection, View
+from server_app.protections.base import Accepted, View
 from server_app.run.replies import Upload
 
 
-class CutChanges(Protection):
+def cut_changes(uploads: list[Upload], view: View) -> Accepted:
     """Cut the changes of weights that are longer than ``max-update-ratio`` times the median length.
 
     A change is the difference from the weights that the client started from. Whole numbers, such as
     indices of positions, have no length to cut: where sites may lie, the server's own replace them.
     """
-
-    def acts(self, view: View) -> bool:
-        return bool(view.bounds.liars) or view.bounds.max_update_ratio < math.inf
-
-    def accept(self, uploads: list[Upload], view: View) -> Accepted:
-        reduced: set[str] = set()
-        for name in weights_in(view.settings.exchange.up):
-            starts = view.starting_points(name, [upload.site for upload in uploads])
-            if starts is not None:
-                uploads = _cut(uploads, name, starts, view, reduced)
-        return Accepted(uploads, reduced=reduced)
+    if not view.bounds.liars and math.isinf(view.bounds.max_update_ratio):
+        return Accepted(uploads)
+    reduced: set[str] = set()
+    for name in weights_in(view.settings.exchange.up):
+        starts = view.starting_points(name, [upload.site for upload in uploads])
+        if starts is not None:
+            uploads = _cut(uploads, name, starts, view, reduced)
+    return Accepted(uploads, reduced=reduced)
 
 
 def _cut(
@@ -38,7 +35,7 @@ def _cut(
     cut is added to ``reduced``.
     """
     ratio = view.bounds.max_update_ratio
-    all_sent: list[State] = [upload.payload.weights(name) or {} for upload in uploads]
+    all_sent: list[State] = [upload.weights(name) for upload in uploads]
     all_clipped = clip_updates(all_sent, starts, ratio)  # the same object where nothing is cut
     changed = []
     for upload, start, sent, clipped in zip(uploads, starts, all_sent, all_clipped, strict=True):

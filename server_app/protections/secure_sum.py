@@ -73,7 +73,7 @@ class SecureSums:
     expelled: set[str]  # Sites that are asked nothing more in the run
     begun: BegunSum | None = None
 
-    def flow(self, request: UploadRequest) -> Flow[list[Upload]]:
+    def flow(self, request: UploadRequest) -> Flow:
         """Return the flow that asks the sites of one sum (`SecureSum.flow`)."""
         return SecureSum(self, request).flow()
 
@@ -100,7 +100,7 @@ class SecureSum:
         limits = replace(self.summed.limits, weights=weights)
         self.reader = ReplyReader(self.exchanged.number, MASKED, limits, counts_samples=False)
 
-    def flow(self) -> Flow[list[Upload]]:
+    def flow(self) -> Flow:
         """Ask the sites step by step, and return one upload, the mean of all.
 
         The names of the steps are those of Bonawitz et al. Raises VoidRound where too few sites are
@@ -188,9 +188,7 @@ class SecureSum:
 
         masked = {}
         for upload in self.request.read(uploads, self.reader):
-            arrays = upload.payload.weights("masked")
-            assert arrays is not None  # the reader refuses an upload without it
-            masked[upload.site] = arrays["sum"].numpy().view(np.uint64)
+            masked[upload.site] = upload.weights("masked")["sum"].numpy().view(np.uint64)
         return masked, {site: keys for site, keys in next_keys.items() if site in masked}
 
     def _keys_of_next(self, answers: Replies) -> dict[str, bytes]:
@@ -378,11 +376,9 @@ class SecureSum:
 
     def _expel(self, sites: Collection[str], why: str) -> None:
         """Refuse the sites in this round, and ask them nothing more in the run."""
-        self._refuse(sites, f"{why}; it takes no further part in this run")
+        refusal = f"secure aggregation: {why}; it takes no further part in this run"
+        self.exchanged.refused |= dict.fromkeys(sites, refusal)
         self.sums.expelled.update(sites)
-
-    def _refuse(self, sites: Collection[str], why: str) -> None:
-        self.exchanged.refused |= dict.fromkeys(sites, f"secure aggregation: {why}")
 
     def _check_enough(
         self, left: Collection[str], needed: int, sent: str, setting: str = "secagg-threshold"

@@ -6,7 +6,6 @@ A plain round is a flow of one step, `uploads_of`; a secure sum is one of four
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 from flwr.app import MessageType, RecordDict
 
@@ -14,7 +13,6 @@ from protofl_common.wire.records import SiteCard
 from protofl_common.wire.schema import RefusedMessage
 from server_app.run.replies import Exchanged, Records, ReplyReader, Upload
 
-T = TypeVar("T")
 Replies = Mapping[str, RecordDict]
 """Site -> what its reply has."""
 
@@ -29,7 +27,7 @@ class Question:
     largest: int = 0  # The most bytes that the arrays of a valid reply have
 
 
-Flow = Generator[Question, Replies, T]
+Flow = Generator[Question, Replies, list[Upload]]
 
 
 @dataclass(frozen=True)
@@ -67,7 +65,7 @@ class UploadRequest:
         return uploads
 
 
-def uploads_of(request: UploadRequest) -> Flow[list[Upload]]:
+def uploads_of(request: UploadRequest) -> Flow:
     """Ask each site for its upload, `at_once` sites at a time, and return the valid uploads."""
     uploads: list[Upload] = []
     if not request.sites:  # an empty question lets the exchange wait for late replies
@@ -80,5 +78,5 @@ def uploads_of(request: UploadRequest) -> Flow[list[Upload]]:
     return uploads
 
 
-AskForUploads = Callable[[UploadRequest], Flow[list[Upload]]]
+AskForUploads = Callable[[UploadRequest], Flow]
 """`uploads_of`, or `SecureSums.flow`, which returns one upload: the mean of all."""

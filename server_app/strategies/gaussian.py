@@ -68,9 +68,8 @@ class Gaussian(ServerStrategy[GaussianHparams]):
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
         sent = dict(self.earlier)
         for upload in uploads:
-            moments = upload.payload.weights("moments") or {}
             samples = torch.tensor(upload.train_samples, dtype=torch.float64)
-            sent[upload.site] = {**moments, SAMPLES: samples}
+            sent[upload.site] = {**upload.weights("moments"), SAMPLES: samples}
         clients = sum(upload.clients for upload in uploads)
         self.moments, self.counts_C = pooled(sent, self.settings, clients)
         self.sent = sent if self.hparams.revocable else {}

@@ -19,7 +19,7 @@ from protofl_common.wire.schema import Moments, RefusedMessage
 from server_app.network.admission import sample_sites
 from server_app.protections.base import View
 from server_app.protections.outliers import outliers
-from server_app.protections.samples import BoundSamples, most_samples
+from server_app.protections.samples import bound_samples, most_samples
 from server_app.round import view_of
 from server_app.run.bounds import Bounds
 from server_app.run.replies import check_claims
@@ -149,7 +149,7 @@ def test_fewer_samples_than_a_site_joined_with_are_worth_a_warning(
     """Its data have changed, and are divided anew: it may be tested on what it was trained on."""
     sent = [upload("north", samples)]
 
-    reduced = BoundSamples().accept(sent, view_of_north()).reduced
+    reduced = bound_samples(sent, view_of_north()).reduced
 
     assert {text.partition(", and")[0] for text in reduced} == warnings
 
@@ -187,7 +187,7 @@ def test_label_counts_weigh_no_more_than_the_settings_say() -> None:
     claimed = torch.tensor([10**9, 0, 2 * 10**9])
     sent = [upload("north", 3 * 10**9, label_counts=claimed)]
 
-    (accepted,) = BoundSamples().accept(sent, view_of_north()).kept
+    (accepted,) = bound_samples(sent, view_of_north()).kept
 
     assert accepted.payload.counts("label_counts").tolist() == [20, 0, 40]
 
