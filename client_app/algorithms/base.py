@@ -8,7 +8,7 @@ in `state`.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, Generic, Protocol, TypeVar, cast
 
 import torch
@@ -212,17 +212,12 @@ class ClientAlgorithm(Generic[H]):
     def labelled_loss(self) -> Loss:
         """The loss that is trained: `loss` of the labelled samples, as settings complete it.
 
-        With ``alignment-warmup`` the terms that align features have a smaller weight in the first
-        rounds. Where some samples have no label (``positive-rate``), FedPU's risk of these is added
+        Where some samples have no label (``positive-rate``), FedPU's risk of these is added
         (`positive_unlabelled_risk`), with the weight ``pu-weight``.
         """
-        loss: Loss = self.loss
-        alignment = self.settings.alignment_in(self.round)
-        if alignment < 1:
-            loss = partial(self._softened, alignment)
         data = self.client.train_set
         if data.unlabelled is None:
-            return loss
+            return self.loss
         settings = self.training
         num_unlabelled = len(data.unlabelled)
         counts_C = self.task.class_counts(data.labels)
@@ -231,7 +226,7 @@ class ClientAlgorithm(Generic[H]):
             is_labelled_B = self.task.known(batch.labels)
             terms: LossTerms = {}  # `loss` has no meaning for a batch without any label
             if bool(is_labelled_B.any()):
-                terms = loss(batch.only(is_labelled_B))
+                terms = self.loss(batch.only(is_labelled_B))
             if settings.pu_weight > 0:
                 non_negative = settings.pu_risk == "non-negative"
                 risk = positive_unlabelled_risk(
@@ -241,14 +236,6 @@ class ClientAlgorithm(Generic[H]):
             return terms
 
         return loss_with_unlabelled
-
-    def _softened(self, alignment: float, batch: Batch) -> LossTerms:
-        """Return the terms of `loss`, with those that align features times ``alignment``."""
-        terms = self.loss(batch)
-        for name in self.settings.row.aligning:
-            if name in terms:
-                terms[name] = alignment * terms[name]
-        return terms
 
     def step(
         self, correction: Correction | None = None, gradient_sums: GradientSums | None = None

@@ -120,8 +120,6 @@ class Algorithm:
     exchange: Exchange = field(default_factory=Exchange)
     losses: tuple[str, ...] = ("cross-entropy",)
     """Names of the loss terms that its clients report."""
-    aligning: tuple[str, ...] = ()
-    """Those of them that draw features to what was received; ``alignment-warmup`` softens them."""
     averages_prototypes: bool = False
     """The server takes a mean over the clients' prototypes of a class, which ``merging`` replaces;
     where it trains on prototypes or clusters them, ``merging`` leaves out those far from the other

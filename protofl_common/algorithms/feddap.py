@@ -46,7 +46,6 @@ ALGORITHM = Algorithm(
         up={"weights": Weights(), "prototypes": Vectors()},
     ),
     losses=("cross-entropy", "alignment", "contrast"),
-    aligning=("alignment", "contrast"),
     supports=("merging",),
     private=("weights", "prototypes"),
 )

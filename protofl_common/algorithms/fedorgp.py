@@ -31,7 +31,6 @@ ALGORITHM = Algorithm(
     hparams=FedORGPHparams,
     exchange=both_ways(prototypes=Vectors()),
     losses=("cross-entropy", "prototype"),
-    aligning=("prototype",),
     supports=("merging",),
     private=("prototypes",),
 )

@@ -67,7 +67,6 @@ ALGORITHM = Algorithm(
     hparams=FedPLVMHparams,
     exchange=both_ways(weights=Weights(), prototypes=Vectors(several=True)),
     losses=("cross-entropy", "contrast", "correction"),
-    aligning=("contrast", "correction"),
     supports=("merging",),
     tasks=("single-label", "multi-label"),
 )

@@ -26,7 +26,6 @@ ALGORITHM = Algorithm(
     hparams=FedProtoHparams,
     exchange=Exchange(down={"prototypes": Vectors()}, up={"prototypes": Vectors(counts=True)}),
     losses=("cross-entropy", "prototype"),
-    aligning=("prototype",),
     averages_prototypes=True,
     supports=("merging", "secagg", "late"),
     private=("prototypes",),

@@ -15,7 +15,6 @@ ALGORITHM = Algorithm(
         up={"weights": Weights(), "prototypes": Vectors(counts=True)},
     ),
     losses=("cross-entropy", "prototype"),
-    aligning=("prototype",),
     averages_prototypes=True,
     supports=("merging", "secagg", "late"),
     private=("weights", "prototypes"),

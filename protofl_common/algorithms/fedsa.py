@@ -39,7 +39,6 @@ ALGORITHM = Algorithm(
         down={"anchors": Vectors(), "prototypes": Vectors()}, up={"prototypes": Vectors()}
     ),
     losses=("cross-entropy", "regularization", "contrast", "calibration"),
-    aligning=("regularization", "contrast"),
     averages_prototypes=True,
     supports=("merging", "secagg", "late"),
     private=("prototypes",),

@@ -64,7 +64,6 @@ ALGORITHM = Algorithm(
     hparams=FedTGPHparams,
     exchange=both_ways(prototypes=Vectors()),
     losses=("cross-entropy", "prototype"),
-    aligning=("prototype",),
     supports=("merging",),
     private=("prototypes",),
     tasks=("single-label", "multi-label"),

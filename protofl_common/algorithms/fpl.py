@@ -43,7 +43,6 @@ ALGORITHM = Algorithm(
         up={"weights": Weights(), "prototypes": Vectors()},
     ),
     losses=("cross-entropy", "contrast", "consistency"),
-    aligning=("contrast", "consistency"),
     supports=("merging",),
     private=("weights", "prototypes"),
     tasks=("single-label", "multi-label"),

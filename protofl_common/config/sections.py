@@ -774,13 +774,6 @@ class TrainingSettings(Table):
             " each round, as in the papers"
         ),
     )
-    alignment_warmup: int = option(
-        default=0,
-        help=(
-            "for this many rounds, the loss terms that draw features to what was received grow"
-            " evenly from nothing to their weight; 0: they have their weight at once"
-        ),
-    )
     eval_batch_size: int = option(
         default=250,
         minimum=1,

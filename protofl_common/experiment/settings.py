@@ -119,17 +119,6 @@ class Settings(Sections):
             return training.lr * training.lr_decay ** (rounds_before // training.lr_step)
         return training.lr
 
-    def alignment_in(self, round_number: int) -> float:
-        """Return the factor from 0 to 1 on the weight of loss terms that align features.
-
-        It is 0 in round 1, grows by the same amount in each of ``alignment-warmup`` rounds, and
-        then stays 1; without a warm-up it is 1 always.
-        """
-        warmup = self.training.alignment_warmup
-        if not warmup:
-            return 1.0
-        return min(1.0, (round_number - 1) / warmup)
-
     @property
     def starts_alike(self) -> bool:
         """True if clients of one architecture begin with equal weights (``initial-weights``).
@@ -436,8 +425,8 @@ def _hparams(
 def _run_problems(settings: Settings) -> Iterator[str]:
     """Yield a line for each setting of the run itself that does not fit the others.
 
-    That is a wrong name of the run, a callback, baseline or metric; a warm-up without a term that
-    it acts on; and ``resume`` without the name of a run.
+    That is a wrong name of the run, a callback, baseline or metric, and ``resume`` without the
+    name of a run.
     """
     run = settings.run
     if run.run_name and not is_plain_name(run.run_name):
@@ -448,12 +437,6 @@ def _run_problems(settings: Settings) -> Iterator[str]:
         if name not in CATALOG:
             choices = f"{', '.join(CATALOG)}{did_you_mean(name, CATALOG)}"
             yield f"baselines = {name!r}: choose among {choices}"
-    warmup = settings.training.alignment_warmup
-    if warmup and not settings.row.aligning:
-        yield (
-            f"alignment-warmup = {warmup}: {run.algo} has no term that aligns features; choose 0,"
-            f" or an algo of {_algos(lambda row: bool(row.aligning))}"
-        )
     try:
         metric_names(run.metrics, settings.task.metric_choices())
     except SettingsError as error:

@@ -89,7 +89,6 @@ CASES: dict[str, tuple[dict[str, Any], Any]] = {
     "momentum": ({"batch_size": 4}, 0.9),
     "weight-decay": ({}, 0.1),
     "keep-optimizer": ({}, True),
-    "alignment-warmup": ({"rounds": 2}, 5),
     "predict-among": (UNEQUAL | {"partition": "pathological", "clients": 5, "rounds": 3}, "own"),
     "pu-weight": (FEW_LABELS, 1.0),
     "pu-risk": (FEW_LABELS | {"pu_weight": 1.0, "local_epochs": 10}, "non-negative"),

@@ -20,7 +20,7 @@ from protofl_common.models.build import build_model
 from protofl_common.models.split import SplitModel
 from protofl_common.tasks import Task, task_of
 from tests.support.given import Patch
-from tests.support.harness import client_of, refusal, run_config, run_federation
+from tests.support.harness import client_of, run_config, run_federation
 
 SMALL: dict[str, Any] = {"train_samples": 20, "test_samples": 20}
 
@@ -288,35 +288,3 @@ def test_own_prototypes_are_those_of_the_training_classes(
         assert known is not None
         assert len(known.labels) == 4
         assert len(tested.labels.unique()) < 4
-
-
-# -- a warm-up of the alignment --------------------------------------------------------------
-@pytest.mark.slow
-@pytest.mark.parametrize("algo", [name for name, row in CATALOG.items() if row.aligning])
-def test_what_aligns_has_a_part_of_its_weight_during_the_warm_up(algo: str, tmp_path: Path) -> None:
-    """A quarter in the second round of a warm-up of four; all other terms are as without it.
-
-    In the first round nothing is aligned yet, so that the models of the second do not differ.
-    """
-    settings = {"algo": algo, "rounds": 2, "local_steps": 1, "batch_size": 20, **SMALL}
-
-    losses_of_round_2 = {}
-    for warmup in (0, 4):
-        config = run_config(tmp_path / str(warmup), alignment_warmup=warmup, **settings)
-        rows = run_federation(config, clients=2).rows
-        losses_of_round_2[warmup] = rows[1]["clients"]["site-1"]["losses"]
-    without, with_warmup = losses_of_round_2.values()
-
-    for name in CATALOG[algo].aligning:
-        assert without[name] > 0
-
-    if algo != "fedsa":  # which aligns in the first round too, so that the models differ
-        for name, value in without.items():
-            part = 0.25 if name in CATALOG[algo].aligning else 1.0
-            if name != "total":
-                assert with_warmup[name] == pytest.approx(part * value, rel=1e-5)
-
-
-def test_a_method_that_aligns_nothing_refuses_a_warm_up() -> None:
-    refused = refusal({"algo": "fedavg", "alignment-warmup": 3})
-    assert "alignment-warmup = 3: fedavg has no term that aligns features; choose 0, or" in refused
