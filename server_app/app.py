@@ -201,13 +201,11 @@ def _failure_of_all(run: ActiveRun, result: RoundResult) -> str:
     """
     if not run.federation.simulated:
         return ""
-    exchanged = result.exchanged
+    outcomes = [result.exchanged.failed.get(site, "") for site in result.exchanged.asked]
     # those that drop out (``drop-rate``) do so on purpose, and were not sent a message
-    failed = {site: why for site, why in exchanged.failed.items() if why != DROPPED}
-    asked = [site for site in exchanged.asked if exchanged.failed.get(site) != DROPPED]
-    reasons = set(failed.values())
-    have_all_failed = len(failed) == len(asked) and len(asked) > 1
-    return reasons.pop() if have_all_failed and len(reasons) == 1 else ""
+    reasons = [reason for reason in outcomes if reason != DROPPED]
+    is_one_reason = len(reasons) > 1 and len(set(reasons)) == 1
+    return reasons[0] if is_one_reason else ""
 
 
 def _evaluate(run: ActiveRun, last: int) -> None:

@@ -17,7 +17,7 @@ from server_app.callbacks.base import ActiveRun
 from server_app.network.admission import draw_drop_outs, sample_sites
 from server_app.network.membership import SITES_AT_ONCE
 from server_app.protections import PROTECTIONS
-from server_app.protections.base import Accepted, View
+from server_app.protections.base import Accepted
 from server_app.run.flow import UploadRequest
 from server_app.run.replies import (
     Exchanged,
@@ -42,9 +42,8 @@ def train_round(run: ActiveRun, number: int, extra_records: Records) -> RoundRes
     received = _with_late(run, received, exchanged)
     answered_at = time.monotonic()
     accepted = received
-    view = view_of(strategy)
     for protection in PROTECTIONS:
-        accepted = accepted.then(protection, view)
+        accepted = accepted.then(protection, strategy)
     figures, why_void = _merge(strategy, accepted, number)
     seconds: Seconds = {
         "exchange": answered_at - started_at,
@@ -187,19 +186,6 @@ def _with_late(run: ActiveRun, received: Accepted, exchanged: Exchanged) -> Acce
         age = exchanged.number - late.round
         uploads[site] = replace(upload, age=age, age_factor=(1 + age) ** -settings.staleness)
     return replace(received, kept=[uploads[site] for site in in_order(uploads)])
-
-
-def view_of(strategy: Strategy) -> View:
-    """Return the facts that the protections may use in a round."""
-    federation = strategy.federation
-    return View(
-        settings=strategy.settings,
-        cards=federation.cards,
-        bounds=federation.bounds,
-        fewest_replies=federation.fewest_replies,
-        starting_points=strategy.starting_points,
-        most_vectors=strategy.most_vectors,
-    )
 
 
 def _merge(strategy: Strategy, accepted: Accepted, number: int) -> tuple[dict[str, float], str]:

@@ -14,27 +14,29 @@ from protofl_common.maths.aggregation import MIN_CLIENTS_FOR_MEDIAN
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.wire.payloads import Value
 from protofl_common.wire.schema import vectors_in
-from server_app.protections.base import Accepted, View
+from server_app.protections.base import Accepted
 from server_app.protections.outliers import with_vectors
 from server_app.run.bounds import Bounds
 from server_app.run.replies import Upload, vectors_of
+from server_app.strategies.base import Strategy
 
 
-def bound_samples(uploads: list[Upload], view: View) -> Accepted:
+def bound_samples(uploads: list[Upload], strategy: Strategy) -> Accepted:
     """Bound the number of samples by which an upload is weighted.
 
     A client's claim cannot be verified, and a huge one would make the mean its own upload.
     """
-    if view.settings.privacy.sums_only:
+    if strategy.settings.privacy.sums_only:
         return Accepted(uploads)
-    claims = [card.train_samples for card in view.cards.values()]
-    most, setting = most_samples(claims, view.bounds)
+    cards = strategy.federation.cards
+    claims = [card.train_samples for card in cards.values()]
+    most, setting = most_samples(claims, strategy.federation.bounds)
     bounded = []
     reduced = set()
     for upload in uploads:
         site = upload.site
         trained_on = upload.report.train_samples
-        joined_with = view.cards[site].train_samples
+        joined_with = cards[site].train_samples
         if 0 < trained_on < joined_with:
             reduced.add(
                 f"{site}: {trained_on} training samples, but it joined with {joined_with}: its "
@@ -87,25 +89,26 @@ def _with_counts(value: Value, factor: float) -> Value:
     return replace(value, counts=(value.counts.double() * factor).ceil().long())
 
 
-def bound_vectors(uploads: list[Upload], view: View) -> Accepted:
+def bound_vectors(uploads: list[Upload], strategy: Strategy) -> Accepted:
     """Thin the vectors of a client that sends too many, as each has a weight of its own.
 
     An algorithm may say how many vectors a number of samples can give (`most_vectors`). Where it
     does not, and sites may lie, the vectors of each class are bounded as samples are.
     """
+    bounds = strategy.federation.bounds
     reduced: set[str] = set()
-    for name, entry in vectors_in(view.settings.exchange.up).items():
+    for name, entry in vectors_in(strategy.settings.exchange.up).items():
         if not entry.several:  # one vector of each class at most
             continue
-        thinned = _thinned_to_samples(uploads, name, view, reduced)
-        if view.bounds.liars and not thinned:
-            thinned = _thinned_by_class(uploads, name, view.bounds, reduced)
+        thinned = _thinned_to_samples(uploads, name, strategy, reduced)
+        if bounds.liars and not thinned:
+            thinned = _thinned_by_class(uploads, name, bounds, reduced)
         uploads = with_vectors(uploads, name, thinned)
     return Accepted(uploads, reduced=reduced)
 
 
 def _thinned_to_samples(
-    uploads: list[Upload], name: str, view: View, reduced: set[str]
+    uploads: list[Upload], name: str, strategy: Strategy, reduced: set[str]
 ) -> dict[str, Prototypes]:
     """Return each site's vectors, no more than its samples can give, by site.
 
@@ -115,7 +118,7 @@ def _thinned_to_samples(
     sent = vectors_of(uploads, name)
     thinned = {}
     for upload in uploads:
-        most = view.most_vectors(upload)
+        most = strategy.most_vectors(upload)
         if most is None or upload.site not in sent:
             continue
         vectors = sent[upload.site]

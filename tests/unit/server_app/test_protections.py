@@ -1,6 +1,5 @@
 """The server's protections: their order, when each acts, and what a chain of them remembers."""
 
-from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from types import FunctionType
@@ -16,7 +15,6 @@ from server_app.protections.base import Accepted
 from server_app.protections.changes import cut_changes
 from server_app.protections.enough_replies import enough_replies
 from server_app.protections.outliers import refuse_outliers
-from server_app.round import view_of
 from server_app.run.bounds import Bounds
 from server_app.run.replies import Upload
 from server_app.strategies.base import Strategy
@@ -57,16 +55,16 @@ def test_protections_follow_from_settings(algo: str, settings: Any, more: Any) -
     server = server_of(algo, **settings)
     server.federation.cards["site-0"].train_samples = 10
     server.federation.cards["site-0"].present = (0,)
-    view = view_of(server)
     sent = [upload("site-0", **entries_of(server))]
 
     acting = []
     for protection in PROTECTIONS:
-        if protection(sent, view).kept is not sent:
+        if protection(sent, server).kept is not sent:
             acting.append(protection.__name__)
 
     assert acting == ([] if more is None else [*ALWAYS, *more])
-    assert enough_replies(sent, replace(view, fewest_replies=2)).why_void
+    server.federation.fewest_replies = 2
+    assert enough_replies(sent, server).why_void
 
 
 def entries_of(server: Strategy) -> dict[str, Any]:
@@ -86,19 +84,20 @@ def of_length(length: float, site: str) -> Upload:
 
 def test_a_void_round_still_says_who_was_refused_and_no_protection_follows() -> None:
     """Of three uploads one is too long; two are fewer than ``min-replies``."""
-    bounds = Bounds(max_norm_ratio=5)
-    view = replace(view_of(server_of("fedproto")), fewest_replies=3, bounds=bounds)
+    server = server_of("fedproto")
+    server.federation.bounds = Bounds(max_norm_ratio=5)
+    server.federation.fewest_replies = 3
     sent = [of_length(1.0, "a"), of_length(1.0, "b"), of_length(99.0, "c")]
 
-    after_first = Accepted(sent).then(refuse_outliers, view)
-    accepted = after_first.then(enough_replies, view)
+    after_first = Accepted(sent).then(refuse_outliers, server)
+    accepted = after_first.then(enough_replies, server)
 
     assert accepted.why_void == "2 valid replies, fewer than min-replies = 3"
     assert accepted.refused.keys() == {"c"}
     assert accepted.kept == []
     # a protection that would find another reason is not asked
-    another = replace(view, fewest_replies=9)
-    assert accepted.then(enough_replies, another) is accepted
+    server.federation.fewest_replies = 9
+    assert accepted.then(enough_replies, server) is accepted
 
 
 def test_an_upload_says_what_fraction_of_each_change_is_left() -> None:
@@ -107,7 +106,6 @@ def test_an_upload_says_what_fraction_of_each_change_is_left() -> None:
     The median length of changes is 1, of which twice is left of 8.
     """
     server = server_of("scaffold", liars=1)
-    view = view_of(server)
     moves = {"a": (0.1, 1.0), "b": (0.1, 1.0), "c": (0.1, 8.0)}
     uploads = []
     for site, (step, change) in moves.items():
@@ -115,7 +113,7 @@ def test_an_upload_says_what_fraction_of_each_change_is_left() -> None:
         control = {name: value + change for name, value in server.control.items()}
         uploads.append(upload(site, weights=weights, control=control))
 
-    accepted = cut_changes(uploads, view)
+    accepted = cut_changes(uploads, server)
 
     fractions = [server.used_fraction(kept) for kept in accepted.kept]
     assert fractions == [1.0, 1.0, pytest.approx(2 / 8)]
