@@ -129,8 +129,7 @@ def gather(grid: Grid, run: ActiveRun) -> None:
     run.exchange = MessageExchange(federation, run.folder)
     run.ask_for_uploads = uploads_of
     if run.settings.privacy.sums_only:
-        run_id = run.start.run_history.run_id
-        run.ask_for_uploads = SecureSums(run.settings, run_id, federation.expelled).flow
+        run.ask_for_uploads = SecureSums(federation).flow
 
 
 def run_rounds(run: ActiveRun) -> None:

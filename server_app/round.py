@@ -96,8 +96,6 @@ def _received(run: ActiveRun, exchanged: Exchanged, extra_records: Records) -> A
         reader=_reader(run.strategy, exchanged),
         # all sites train at the same time; at least 1, as it is the step of a range
         at_once=SITES_AT_ONCE if exchanged.final else max(1, len(sites)),
-        # ``min-replies`` is for what is merged, and a final evaluation merges nothing
-        fewest_replies=0 if exchanged.final else federation.fewest_replies,
     )
     try:
         return Accepted(run.exchange.run(run.ask_for_uploads(request), exchanged))
@@ -229,10 +227,8 @@ def _result(
 
     Prototypes are those that sites sent, before any protection changed them.
     """
-    reports = {}
-    for site, report in exchanged.reports.items():
-        if site not in accepted.refused:
-            reports[site] = report
+    refused = accepted.refused
+    reports = {site: sent for site, sent in exchanged.reports.items() if site not in refused}
     counted_late = {}
     if not accepted.why_void:
         for upload in accepted.kept:
@@ -243,7 +239,7 @@ def _result(
     return RoundResult(
         exchanged=exchanged,
         reports=reports,
-        refused={**exchanged.refused, **accepted.refused},
+        refused={**exchanged.refused, **refused},
         prototypes=vectors_of(upload for upload in single if upload.site in reports),
         reduced=accepted.reduced,
         server_figures=figures,

@@ -3,8 +3,6 @@
 import os
 import platform
 import re
-import subprocess
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -66,22 +64,6 @@ def is_later_patch(before: str, after: str) -> bool:
     *minor, patch = [int(number) for number in before.split(".")]
     *later_minor, later_patch = [int(number) for number in after.split(".")]
     return minor == later_minor and later_patch > patch
-
-
-@cache
-def commit() -> str:
-    """Return the code's Git commit, with ``-dirty`` where files differ from it.
-
-    "none" outside a repository, as in the copy that Flower runs, and where Git does not answer.
-    """
-    if not (ROOT / ".git").exists():  # Git would describe a repository that this folder lies in
-        return "none"
-    # without tags, which would be described in place of the commit
-    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*"]
-    with suppress(OSError, subprocess.SubprocessError):
-        described = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
-        return described.stdout.strip()
-    return "none"
 
 
 def machine() -> str:

@@ -67,11 +67,8 @@ def needed_with(protection: Literal["with_secagg", "with_dp"]) -> dict[str, Need
 
     Settings that may have any value under that protection are left out.
     """
-    needed = {}
-    for key, setting in options_of_a_run().items():
-        if setting.metadata[protection] is not None:
-            needed[key] = setting.metadata[protection]
-    return needed
+    needed = {key: field.metadata[protection] for key, field in options_of_a_run().items()}
+    return {key: value for key, value in needed.items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -245,11 +242,11 @@ class Settings(Sections):
         node: Values = {}  # as for a simulated client, whose node config overrides nothing
         if node_config and is_site(node_config):
             node = node_config
-        if run_config.get("algo") not in CATALOG:
-            # not cached: the row of another package may change while it is developed
+        # the row of another package may change while it is developed; `_read` refuses other types
+        may_change = run_config.get("algo") not in CATALOG
+        values = (*run_config.values(), *node.values())
+        if may_change or not all(isinstance(value, Scalar) for value in values):
             return cls._read(run_config, node)
-        if not all(isinstance(value, Scalar) for value in (*run_config.values(), *node.values())):
-            return cls._read(run_config, node)  # which refuses values of other types
         configs = json.dumps([dict(run_config), dict(node)])  # in which 1, 1.0 and true differ
         return cls._read_cached(configs)
 
@@ -284,19 +281,13 @@ class Settings(Sections):
         problems += folders_of_unknown_users(config)
         denied = refusals(node, config, given) if node else []
 
-        # hyper-parameters: those of other algorithms are checked, too, and named last
-        problems_of_tables: list[str] = []
-        tables = {}  # algorithm -> its hyper-parameters, None if any is wrong
-        for name, row in CATALOG.items():
-            tables[name] = read_section(row.hparams, config, problems_of_tables, prefix=f"{name}.")
-        hparams = None
-        if not denied:  # else an algorithm's package would be imported for a run that is refused
-            with allowing(names_in(node.get("allow-python"))):
-                hparams = _hparams(config, tables, problems)
         sections = {
             name: read_section(section, config, problems) for name, section in SECTIONS.items()
         }
-        problems += problems_of_tables
+        hparams = None
+        if not denied:  # else an algorithm's package would be imported for a run that is refused
+            with allowing(names_in(node.get("allow-python"))):
+                hparams = _hparams(config, problems)
 
         # rules between settings need settings that are legal by themselves
         if hparams and not problems:
@@ -396,14 +387,11 @@ def settings_that_meet_demands(node: Values) -> dict[str, Scalar]:
     return config
 
 
-def _hparams(
-    config: Values, tables: Mapping[str, Hparams | None], problems: list[str]
-) -> Hparams | None:
+def _hparams(config: Values, problems: list[str]) -> Hparams | None:
     """Return the hyper-parameters of the run's algorithm.
 
-    ``tables`` has those of the catalog's algorithms, already read; for an algorithm of another
-    package they are read from the setting ``hparams``. On any problem append to ``problems``, and
-    return None.
+    Those of another package's algorithm are read from the setting ``hparams``. On any problem
+    append to ``problems``, and return None.
     """
     algo = str(config.get("algo"))
     text = str(config.get("hparams", ""))
@@ -419,7 +407,7 @@ def _hparams(
             f"hparams = {text!r}: only for algorithms of other packages; set {algo}.KEY instead"
         )
         return None
-    return tables[algo]
+    return read_section(row.hparams, config, problems, prefix=f"{algo}.")
 
 
 def _run_problems(settings: Settings) -> Iterator[str]:

@@ -215,7 +215,6 @@ Summary = TypedDict(
         "seconds": float,
         "seconds-per-round": float,
         "versions": dict[str, str],
-        "commit": NotRequired[str],
         "machine": NotRequired[str],
         "settings": dict[str, Scalar],
     },

@@ -9,7 +9,7 @@ from importlib.metadata import version
 from itertools import chain
 from typing import TypeVar, cast
 
-from protofl_common.basics.code_version import code_version, commit, machine
+from protofl_common.basics.code_version import code_version, machine
 from protofl_common.basics.tensorfile import write_tensors
 from protofl_common.basics.text import in_order
 from protofl_common.config.datasets import PARTITIONS, is_own
@@ -28,7 +28,6 @@ from protofl_common.runs.folder import (
     Best,
     ClientRow,
     RoundRow,
-    SiteFacts,
     Summary,
 )
 from protofl_common.runs.over_clients import best_of, outcome_warnings, over_clients
@@ -131,9 +130,10 @@ def row_of(
     federation = strategy.federation
     exchanged = result.exchanged
     new_clients = federation.new_clients if result.final else set()
-    reports: dict[str, Report] = {}
-    for site, report in result.reports.items():
-        reports[site] = _of_new_client(report) if site in new_clients else report
+    reports = {
+        site: _of_new_client(report) if site in new_clients else report
+        for site, report in result.reports.items()
+    }
     liars = federation.bounds.liars
     seconds_of_clients = _sums([report.seconds for report in reports.values()])
     row: RoundRow = {
@@ -189,19 +189,11 @@ def _summary(run: ActiveRun, final: RoundRow, own_code: dict[str, str]) -> Summa
     rounds = [row for row in run.rows if row["kind"] == "round"]
     bytes_of_run, lost_replies, _ = totals(run.rows)
 
-    clients: dict[str, SiteFacts] = {}
-    for site, card in run.federation.cards.items():
-        clients[site] = {"arch": card.arch, "domain": card.domain, "parameters": card.parameters}
-
     best_accuracy: dict[str, Best] = {}
     for kind in final["accuracy"]:
         best = best_of(run.rows, kind)
         if best:
             best_accuracy[kind] = best
-
-    bounded: set[str] = set()
-    for row in run.rows:
-        bounded.update(row.get("bounded", []))
 
     versions = {"protofl": code_version(), "python": platform.python_version()}
     for package in ("flwr", "torch", "numpy"):
@@ -213,7 +205,10 @@ def _summary(run: ActiveRun, final: RoundRow, own_code: dict[str, str]) -> Summa
         "dataset": settings.data.dataset,
         "partition": settings.data.partition,
         "division": PARTITIONS[settings.data.partition].version,
-        "clients": clients,
+        "clients": {
+            site: {"arch": card.arch, "domain": card.domain, "parameters": card.parameters}
+            for site, card in run.federation.cards.items()
+        },
         "rounds": len(rounds),
         "accuracy": final["accuracy"],
         "best-accuracy": best_accuracy,
@@ -226,7 +221,7 @@ def _summary(run: ActiveRun, final: RoundRow, own_code: dict[str, str]) -> Summa
         },
         "bytes": bytes_of_run,
         "trouble": lost_replies,
-        "bounded": in_order(bounded),
+        "bounded": in_order(set(chain(*(row.get("bounded", []) for row in run.rows)))),
         "warnings": list(
             outcome_warnings(
                 run.rows,
@@ -242,7 +237,6 @@ def _summary(run: ActiveRun, final: RoundRow, own_code: dict[str, str]) -> Summa
         "seconds": time.monotonic() - run.began,
         "seconds-per-round": sum(row["seconds"]["total"] for row in rounds) / max(1, len(rounds)),
         "versions": versions,
-        "commit": commit(),
         "machine": machine(),
         "settings": to_run_config(settings),
     }

@@ -30,6 +30,7 @@ from server_app.network.flower_compat import (
     TRIES,
     copy_for,
     id_of,
+    is_simulated,
     pull_each,
     push_each,
 )
@@ -283,7 +284,7 @@ class MessageExchange:
             if not reply.has_error():
                 continue
             died = WORKER_DIED.match(str(reply.error.reason))
-            if died:
+            if died and is_simulated(self.grid):  # on a network a site could send this itself
                 raise FederationError(
                     f"a process that simulates clients has died ({died[1]}), so that {site} did "
                     "not answer. Most often memory has run out: let fewer clients work at once "

@@ -42,7 +42,6 @@ class UploadRequest:
     about: Records  # Further records of every message of the round
     reader: ReplyReader
     at_once: int  # How many sites are asked at a time
-    fewest_replies: int
 
     def question(self, contents: Mapping[str, Records], reader: ReplyReader) -> Question:
         kind = MessageType.EVALUATE if self.exchanged.final else MessageType.TRAIN
