@@ -281,13 +281,13 @@ class Settings(Sections):
         problems += folders_of_unknown_users(config)
         denied = refusals(node, config, given) if node else []
 
-        sections = {
-            name: read_section(section, config, problems) for name, section in SECTIONS.items()
-        }
         hparams = None
         if not denied:  # else an algorithm's package would be imported for a run that is refused
             with allowing(names_in(node.get("allow-python"))):
                 hparams = _hparams(config, problems)
+        sections = {
+            name: read_section(section, config, problems) for name, section in SECTIONS.items()
+        }
 
         # rules between settings need settings that are legal by themselves
         if hparams and not problems:

@@ -141,7 +141,8 @@ class SecureSum:
         self._check_enough(shares, needed, "shares to unmask the sum")
         digest = digest_of_message({**common, **self.request.about})
         received = masks.digest_of_received(digest, keys, shared)
-        masks_left = self._masks(begun, shared, masked, shares, received)
+        secrets = self._secrets(begun, shared, masked, shares)
+        masks_left = self._masks(begun, secrets, masked, received)
         return [self._mean(masked, masks_left, len(keys))]
 
     def _take_begun(self) -> BegunSum | None:
@@ -288,22 +289,20 @@ class SecureSum:
     def _masks(
         self,
         begun: BegunSum,
-        shared: Collection[str],
+        secrets: Mapping[str, bytes],
         sent: Collection[str],
-        shares: BySite,
         received: str,
     ) -> NDArray[np.uint64]:
         """Return the masks [L] uint64 that do not cancel out in the sum of the vectors.
 
-        These are the own mask of each site that sent a vector, and the pair masks that those sites
-        share with a lost one. ``shared`` are the sites that dealt shares, ``sent`` those that sent
-        vectors, and ``shares`` what they reveal. ``received`` is the digest of what all were sent,
-        on which pair masks depend. Raises VoidRound where too many shares are wrong.
+        These are the own mask of each site that ``sent`` a vector, and the pair masks that those
+        sites share with a lost one. ``received`` is the digest of what all were sent, on which pair
+        masks depend.
         """
         study = study_id(self.settings.given)
         name = masks.SumName(study, self.run_id, self.settings.run.algo, self.number)
         total = np.zeros(self.size, np.uint64)
-        for site, secret in self._secrets(begun, shared, sent, shares).items():
+        for site, secret in secrets.items():
             if site in sent:
                 total += masks.own_mask(name, secret, site, self.size)
                 continue
@@ -321,9 +320,10 @@ class SecureSum:
         sent: Collection[str],
         shares: BySite,
     ) -> dict[str, bytes]:
-        """Return one private key of each site that dealt shares, recovered from the shares.
+        """Return one private key of each site that dealt shares (``shared``), by site.
 
-        It is the OWN key of a site that sent a vector, else its PAIR key. Raises VoidRound where
+        It is recovered from the ``shares`` that the sites reveal which ``sent`` vectors: the OWN
+        key of a site that sent one, else its PAIR key. Raises VoidRound where
         the shares of a key do not give it. Sites that give or have dealt wrong shares are expelled.
         """
         threshold = self._needed(begun.keys)

@@ -27,7 +27,7 @@ from server_app.strategies.fedavg import FedAvg
 class FedFA(FedAvg[FedFAHparams]):
     """Keeps the global model, and γ of every stage."""
 
-    state: tuple[str, ...] = ("weights", "coefficients")
+    state = ("weights", "coefficients")
 
     def __init__(self, federation: Federation) -> None:
         super().__init__(federation)

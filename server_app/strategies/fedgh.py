@@ -30,7 +30,7 @@ from server_app.strategies.base import Federation, ServerStrategy, StateDict, Up
 class FedGH(ServerStrategy[ServerTrainingHparams]):
     """Keeps θ, which is not trained where the setting ``head`` freezes it."""
 
-    state: tuple[str, ...] = ("head", "generator")
+    state = ("head", "generator")
 
     def __init__(self, federation: Federation) -> None:
         super().__init__(federation)

@@ -29,7 +29,7 @@ from server_app.strategies.fedavg import FedAvg
 class FeSEM(FedAvg[FeSEMHparams]):
     """Keeps the centres and the cluster of every client that has trained."""
 
-    state: tuple[str, ...] = ("centres", "cluster_of")
+    state = ("centres", "cluster_of")
 
     def __init__(self, federation: Federation) -> None:
         super().__init__(federation)

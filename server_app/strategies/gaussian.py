@@ -45,7 +45,7 @@ ALIKE = ("gaussian.head", "dataset", "backbones", "dp", "dp-epsilon", "dp-delta"
 class Gaussian(ServerStrategy[GaussianHparams]):
     """Keeps the moments of the last round's clients; each round asks for them anew."""
 
-    state: tuple[str, ...] = ("moments", "counts_C", "sent")
+    state = ("moments", "counts_C", "sent")
 
     def __init__(self, federation: Federation) -> None:
         super().__init__(federation)

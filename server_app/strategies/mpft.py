@@ -32,7 +32,7 @@ class MPFT(ServerStrategy[MPFTHparams]):
     Before the first training there is nothing to send.
     """
 
-    state: tuple[str, ...] = ("model", "generator", "centres")
+    state = ("model", "generator", "centres")
 
     def __init__(self, federation: Federation) -> None:
         super().__init__(federation)
