@@ -45,6 +45,7 @@ def _rows() -> dict[str, Algorithm]:
 CATALOG = _rows()
 
 
+@cache
 def options_of_a_run() -> dict[str, Field[Any]]:
     """Return the field behind every key of a run configuration, algorithms' keys included.
 

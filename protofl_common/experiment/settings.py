@@ -11,9 +11,9 @@ import sys
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cache, lru_cache
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 import numpy as np
 
@@ -263,7 +263,7 @@ class Settings(Sections):
         ``node`` is a site's node config, whose settings replace the run's; {} for a simulated
         client. SettingsError with all problems at once.
         """
-        config = {**given, **settings_of_site(node, given, _defaults())}
+        config = {**given, **settings_of_site(node, given, default_run_config())}
         # names may be typed in two Unicode forms, of which data are read in one
         for key in ("classes", "new-domain", *TABLE):
             value = config.get(key)
@@ -538,7 +538,7 @@ def _dp_problems(settings: Settings) -> Iterator[str]:
     private = f"dp = {privacy.dp!r}"
     yield from _honest_sites_problems(settings)
     if privacy.dp == "none":
-        if privacy.dp_epsilon != _defaults()["dp-epsilon"]:
+        if privacy.dp_epsilon != default_run_config()["dp-epsilon"]:
             yield (
                 f"dp-epsilon = {privacy.dp_epsilon}: nothing is private with dp = 'none';"
                 " set dp = 'sample' or 'person', or leave it out"
@@ -683,7 +683,7 @@ def _changed(settings: Settings, needed: Mapping[str, Needed]) -> Iterator[tuple
     for key, (needed_value, why) in needed.items():
         if key not in values:  # of another algorithm
             continue
-        if values[key] not in (needed_value, _defaults()[key]):
+        if values[key] not in (needed_value, default_run_config()[key]):
             yield f"{key} = {values[key]!r}", needed_value, why
 
 
@@ -702,7 +702,6 @@ def _runs_protected(row: Algorithm, settings: Settings) -> bool:
     return not (settings.privacy.secagg and row.needs_single_uploads(row.exchange))
 
 
-@cache
 def known_keys() -> list[str]:
     """Return every key of a run configuration, algorithms' included."""
     return list(options_of_a_run())
@@ -710,11 +709,6 @@ def known_keys() -> list[str]:
 
 def default_run_config() -> dict[str, Scalar]:
     """Return the default of every key, also of an algorithm's (``fedproto.lambda``)."""
-    return dict(_defaults())
-
-
-@cache
-def _defaults() -> dict[str, Any]:
     return {key: setting.default for key, setting in options_of_a_run().items()}
 
 
