@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 
@@ -709,7 +709,8 @@ def known_keys() -> list[str]:
 
 def default_run_config() -> dict[str, Scalar]:
     """Return the default of every key, also of an algorithm's (``fedproto.lambda``)."""
-    return {key: setting.default for key, setting in options_of_a_run().items()}
+    defaults: dict[str, Any] = {key: setting.default for key, setting in options_of_a_run().items()}
+    return defaults
 
 
 def app_folder() -> Path:

@@ -24,7 +24,7 @@ class FedAvg(ServerStrategy[H]):
     The server draws the first ones.
     """
 
-    state = ("weights",)
+    state: tuple[str, ...] = ("weights",)
 
     def __init__(self, federation: Federation) -> None:
         super().__init__(federation)

@@ -22,7 +22,7 @@ from server_app.strategies.base import ServerStrategy, Upload
 class FedProto(ServerStrategy[FedProtoHparams]):
     """Keeps the global prototypes; in the first round there are none."""
 
-    state = ("prototypes",)
+    state: tuple[str, ...] = ("prototypes",)
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
         self.prototypes = self.merged(uploads, self.hparams.weighting, self.prototypes)
