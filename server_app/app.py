@@ -15,7 +15,7 @@ from protofl_common.data import DataError
 from protofl_common.runs.events import Failed, OnEvent, Started
 from protofl_common.runs.folder import DROPPED, RoundRow, unused_replies
 from server_app.callbacks import callbacks_of
-from server_app.callbacks.base import ActiveRun, Callback
+from server_app.callbacks.base import ActiveRun
 from server_app.callbacks.budget import planned_epsilon
 from server_app.callbacks.metrics import row_of
 from server_app.callbacks.progress import conclude, draw_page
@@ -105,11 +105,11 @@ def one_run(grid: Grid, job: Job) -> None:
     with locked_run(job.folder):
         start = starting_point(job.config, job.code, job.folder, job.run_id)
         run = ActiveRun(job, start)
-        callbacks = callbacks_of(run)
+        run.callbacks = callbacks_of(run)
         gather(grid, run)
         try:
             with logged(run.folder / "run.log"):
-                run_rounds(run, callbacks)
+                run_rounds(run)
         except (FederationError, TensorFileError, OSError):
             report = draw_page(run.settings, run.folder)
             if report:
@@ -129,11 +129,10 @@ def gather(grid: Grid, run: ActiveRun) -> None:
     run.exchange = MessageExchange(federation, run.folder)
     run.ask_for_uploads = uploads_of
     if run.settings.privacy.sums_only:
-        run_id = run.start.run_history.run_id
-        run.ask_for_uploads = SecureSums(run.settings, run_id, federation.expelled).flow
+        run.ask_for_uploads = SecureSums(federation).flow
 
 
-def run_rounds(run: ActiveRun, callbacks: list[Callback]) -> None:
+def run_rounds(run: ActiveRun) -> None:
     """Do all rounds that are left, and the final evaluation.
 
     Raises FederationError where `_train_rounds` does, and if no site has sent a valid reply in the
@@ -141,17 +140,17 @@ def run_rounds(run: ActiveRun, callbacks: list[Callback]) -> None:
     """
     algorithm = run.strategy.row
     emit(Started(run.job.main_folder, algorithm.title, algorithm.paper, bool(run.job.baseline)))
-    for callback in callbacks:
+    for callback in run.callbacks:
         callback.on_start(run)
-    last = _train_rounds(run, callbacks)
+    last = _train_rounds(run)
     # "unused" are valid replies to a secure sum that failed because of other sites
     if not any(row["valid"] or row.get("unused") for row in run.rows):
         reason = _first_reason(run.rows)
         raise FederationError(f"no client has sent one valid reply: nothing was merged{reason}")
-    _evaluate(run, callbacks, last)
+    _evaluate(run, last)
 
 
-def _train_rounds(run: ActiveRun, callbacks: list[Callback]) -> int:
+def _train_rounds(run: ActiveRun) -> int:
     """Do the rounds that are left, unless a callback ends the run; return the last one's number.
 
     Raises FederationError after `MOST_IDLE_ROUNDS` in a row that change nothing, and where all
@@ -162,17 +161,17 @@ def _train_rounds(run: ActiveRun, callbacks: list[Callback]) -> int:
     for number in range(last + 1, run.settings.run.rounds + 1):
         start = time.monotonic()
         run.federation.await_sites()
-        reason = _reason_to_stop(run, callbacks, number)
-        if reason:
-            say(reason)
+        reasons = [callback.why_stop(run, number) for callback in run.callbacks]
+        if any(reasons):
+            say(next(filter(None, reasons)))
             break
 
         extra_records: dict[str, Any] = {}
-        for callback in callbacks:
+        for callback in run.callbacks:
             extra_records.update(callback.records(run))
-        result = train_round(run.strategy, number, run.exchange, run.ask_for_uploads, extra_records)
+        result = train_round(run, number, extra_records)
         last = number
-        report_round(run, callbacks, result, start)
+        report_round(run, result, start)
 
         reason = _failure_of_all(run, result)
         if reason:
@@ -201,23 +200,21 @@ def _failure_of_all(run: ActiveRun, result: RoundResult) -> str:
     """
     if not run.federation.simulated:
         return ""
-    exchanged = result.exchanged
+    outcomes = [result.exchanged.failed.get(site, "") for site in result.exchanged.asked]
     # those that drop out (``drop-rate``) do so on purpose, and were not sent a message
-    failed = {site: why for site, why in exchanged.failed.items() if why != DROPPED}
-    asked = [site for site in exchanged.asked if exchanged.failed.get(site) != DROPPED]
-    reasons = set(failed.values())
-    have_all_failed = len(failed) == len(asked) and len(asked) > 1
-    return reasons.pop() if have_all_failed and len(reasons) == 1 else ""
+    reasons = [reason for reason in outcomes if reason != DROPPED]
+    is_one_reason = len(reasons) > 1 and len(set(reasons)) == 1
+    return reasons[0] if is_one_reason else ""
 
 
-def _evaluate(run: ActiveRun, callbacks: list[Callback], last: int) -> None:
+def _evaluate(run: ActiveRun, last: int) -> None:
     """Do the final evaluation after round ``last``, and let the callbacks finish the run.
 
     Raises FederationError if no reply is valid, or the secure sum of the figures has failed.
     """
     start = time.monotonic()
     run.federation.await_sites()
-    result = final_evaluation(run.strategy, last, run.exchange, run.ask_for_uploads)
+    result = final_evaluation(run, last)
     if result.not_merged or not result.reports:
         reasons = []
         if result.not_merged:
@@ -229,18 +226,9 @@ def _evaluate(run: ActiveRun, callbacks: list[Callback], last: int) -> None:
             f"no valid reply to the final evaluation ({why}); resume.toml repeats it"
         )
 
-    row = report_round(run, callbacks, result, start)
-    for callback in callbacks:
+    row = report_round(run, result, start)
+    for callback in run.callbacks:
         callback.on_end(run, row, result)
-
-
-def _reason_to_stop(run: ActiveRun, callbacks: list[Callback], number: int) -> str:
-    """Return the first callback's reason to end the run before round ``number``, or ""."""
-    for callback in callbacks:
-        reason = callback.why_stop(run, number)
-        if reason:
-            return reason
-    return ""
 
 
 def _first_reason(rows: Sequence[RoundRow]) -> str:
@@ -254,15 +242,13 @@ def _first_reason(rows: Sequence[RoundRow]) -> str:
     return ""
 
 
-def report_round(
-    run: ActiveRun, callbacks: list[Callback], result: RoundResult, start: float
-) -> RoundRow:
+def report_round(run: ActiveRun, result: RoundResult, start: float) -> RoundRow:
     """Hand the result of a round or the final evaluation to the callbacks, and return its row.
 
     ``start`` is when it began, on the monotonic clock. The row is its line of ``metrics.jsonl``.
     """
     epsilon = planned_epsilon(run, result.number, result.final)
     row = row_of(result, run.strategy, epsilon, time.monotonic() - start)
-    for callback in callbacks:
+    for callback in run.callbacks:
         callback.on_round(run, row, result)
     return row

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from protofl_common.basics.seeding import derive_seed
 from protofl_common.basics.text import in_order, printable
@@ -13,74 +13,55 @@ from protofl_common.runs.folder import DROPPED, Seconds
 from protofl_common.wire.payloads import pack_payload, payload_bytes
 from protofl_common.wire.records import head_of
 from protofl_common.wire.schema import Limits, RefusedMessage
+from server_app.callbacks.base import ActiveRun
 from server_app.network.admission import draw_drop_outs, sample_sites
-from server_app.network.exchange import MessageExchange
 from server_app.network.membership import SITES_AT_ONCE
-from server_app.protections import protections_of
-from server_app.protections.base import Accepted, View
-from server_app.run.flow import AskForUploads, Flow, UploadRequest
+from server_app.protections import PROTECTIONS
+from server_app.protections.base import Accepted
+from server_app.run.flow import UploadRequest
 from server_app.run.replies import (
     Exchanged,
     Records,
     ReplyReader,
     RoundResult,
-    Upload,
     VoidRound,
     vectors_of,
 )
 from server_app.strategies.base import Strategy
 
 
-@dataclass(frozen=True)
-class Merged:
-    """The outcome of the server's step: its figures, or why it changed nothing."""
-
-    figures: dict[str, float] = field(default_factory=dict)
-    why_void: str = ""
-
-
-def train_round(
-    strategy: Strategy,
-    number: int,
-    exchange: MessageExchange,
-    ask_for_uploads: AskForUploads,
-    extra_records: Records,
-) -> RoundResult:
+def train_round(run: ActiveRun, number: int, extra_records: Records) -> RoundResult:
     """Let the sites of a round evaluate, train and upload, and merge the uploads.
 
     Every message has the ``extra_records`` beside the payload.
     """
+    strategy = run.strategy
     started_at = time.monotonic()
-    exchanged = choose_sites(strategy, number, exchange.at_work())
-    request = _request(strategy, exchange, exchanged, extra_records)
-    received = _received(exchange, ask_for_uploads(request), exchanged)
-    received = _with_late(strategy, exchange, received, exchanged)
+    exchanged = choose_sites(strategy, number, run.exchange.at_work())
+    received = _received(run, exchanged, extra_records)
+    received = _with_late(run, received, exchanged)
     answered_at = time.monotonic()
     accepted = received
-    view = view_of(strategy)
-    for protection in protections_of(view):
-        accepted = accepted.then(protection, view)
-    merged = _merge(strategy, accepted, number)
+    for protection in PROTECTIONS:
+        accepted = accepted.then(protection, strategy)
+    figures, why_void = _merge(strategy, accepted, number)
     seconds: Seconds = {
         "exchange": answered_at - started_at,
         "aggregate": time.monotonic() - answered_at,
     }
-    result = _result(exchanged, received, accepted, merged, seconds)
+    accepted = replace(accepted, why_void=why_void)
+    result = _result(exchanged, received, accepted, figures, seconds)
     note_who_answered(strategy, accepted, result)
     return result
 
 
-def final_evaluation(
-    strategy: Strategy, number: int, exchange: MessageExchange, ask_for_uploads: AskForUploads
-) -> RoundResult:
+def final_evaluation(run: ActiveRun, number: int) -> RoundResult:
     """Let all sites evaluate after the last round, which is ``number``."""
-    asked = in_order(strategy.federation.sites_to_ask(number))
+    asked = in_order(run.federation.sites_to_ask(number))
     exchanged = Exchanged(number, final=True, asked=asked)
-    request = _request(strategy, exchange, exchanged, {})
-    received = _received(exchange, ask_for_uploads(request), exchanged)
+    received = _received(run, exchanged, {})
     # the replies have figures only: there is nothing to protect or to merge
-    nothing_merged = Merged(why_void=received.why_void)
-    return _result(exchanged, received, received, nothing_merged, {})
+    return _result(exchanged, received, received, {}, {})
 
 
 def choose_sites(strategy: Strategy, number: int, at_work: Set[str]) -> Exchanged:
@@ -102,24 +83,25 @@ def choose_sites(strategy: Strategy, number: int, at_work: Set[str]) -> Exchange
     return Exchanged(number, asked=sites, failed=dropped)
 
 
-def _request(
-    strategy: Strategy, exchange: MessageExchange, exchanged: Exchanged, extra_records: Records
-) -> UploadRequest:
-    """Return the request for uploads that this exchange makes to its sites."""
-    federation = strategy.federation
+def _received(run: ActiveRun, exchanged: Exchanged, extra_records: Records) -> Accepted:
+    """Ask the sites of this exchange for uploads, and return them; if it is void, why it is."""
+    federation = run.federation
     sites = [site for site in exchanged.asked if site not in exchanged.failed]
-    return UploadRequest(
+    request = UploadRequest(
         exchanged,
         sites,
         federation.cards,
-        contents=lambda sites: _contents(strategy, sites, exchanged.number, extra_records),
-        about=exchange.about(exchanged),
-        reader=_reader(strategy, exchanged),
+        contents=lambda sites: _contents(run.strategy, sites, exchanged.number, extra_records),
+        about=run.exchange.about(exchanged),
+        reader=_reader(run.strategy, exchanged),
         # all sites train at the same time; at least 1, as it is the step of a range
         at_once=SITES_AT_ONCE if exchanged.final else max(1, len(sites)),
-        # ``min-replies`` is for what is merged, and a final evaluation merges nothing
-        fewest_replies=0 if exchanged.final else federation.fewest_replies,
     )
+    try:
+        return Accepted(run.exchange.run(run.ask_for_uploads(request), exchanged))
+    except VoidRound as reason:  # only a secure sum raises it, and without a sum no reply counts
+        exchanged.reports.clear()
+        return Accepted([], why_void=str(reason))
 
 
 def _contents(
@@ -172,30 +154,17 @@ def _reader(strategy: Strategy, exchanged: Exchanged) -> ReplyReader:
     )
 
 
-def _received(
-    exchange: MessageExchange, flow: Flow[list[Upload]], exchanged: Exchanged
-) -> Accepted:
-    """Ask for uploads by a flow, and return them; if the round is void, the reason instead."""
-    try:
-        return Accepted(exchange.run(flow, exchanged))
-    except VoidRound as reason:  # only a secure sum raises it, and without a sum no reply counts
-        exchanged.reports.clear()
-        return Accepted([], why_void=str(reason))
-
-
-def _with_late(
-    strategy: Strategy, exchange: MessageExchange, received: Accepted, exchanged: Exchanged
-) -> Accepted:
+def _with_late(run: ActiveRun, received: Accepted, exchanged: Exchanged) -> Accepted:
     """Return the uploads together with late ones of earlier rounds that count (``late``).
 
     A late reply counts if it is newer than the last upload of its site that was merged, and if the
     site has not answered this round as well. It brings no figures: those of its evaluation are of
     an older model than the others'. Its weight shrinks with its age (``staleness``).
     """
-    federation = strategy.federation
-    settings = strategy.settings.federation
+    federation = run.federation
+    settings = run.settings.federation
     uploads = {upload.site: upload for upload in received.kept}
-    for site, late in exchange.late.take(exchanged.number).items():
+    for site, late in run.exchange.late.take(exchanged.number).items():
         exchanged.late[site] = f"its reply to round {late.round}"  # whether it counts or not
         last_merged, _ = federation.counted.get(site, (0, 1.0))  # 0: no round yet
         has_answered_this_round = site in exchanged.reports
@@ -205,8 +174,8 @@ def _with_late(
         exchanged.bytes_up += payload_bytes(late.content)
         head = head_of(late.content)
         if head:
-            exchange.witness.add(exchange.run_name, exchanged.number, {site: head})
-        reader = _reader(strategy, Exchanged(late.round))  # accepts what was due in that round
+            run.exchange.witness.add(run.folder.name, exchanged.number, {site: head})
+        reader = _reader(run.strategy, Exchanged(late.round))  # accepts what was due in that round
         try:
             upload = reader.read(late.content, federation.cards[site])
         except RefusedMessage as refusal:
@@ -217,27 +186,15 @@ def _with_late(
     return replace(received, kept=[uploads[site] for site in in_order(uploads)])
 
 
-def view_of(strategy: Strategy) -> View:
-    """Return the facts that the protections may use in a round."""
-    federation = strategy.federation
-    return View(
-        settings=strategy.settings,
-        cards=federation.cards,
-        bounds=federation.bounds,
-        fewest_replies=federation.fewest_replies,
-        starting_points=strategy.starting_points,
-        most_vectors=strategy.most_vectors,
-    )
-
-
-def _merge(strategy: Strategy, accepted: Accepted, number: int) -> Merged:
+def _merge(strategy: Strategy, accepted: Accepted, number: int) -> tuple[dict[str, float], str]:
     """Merge the accepted uploads by the algorithm's server step.
 
-    If the step fails, or leaves NaN or infinity in the strategy's state, the former state is
-    restored and the round is void. With simulated clients the error of the step is raised instead.
+    Return the step's figures, and why the round is void, "" if it is not. It is if the step fails,
+    or leaves NaN or infinity in the strategy's state: then the former state is restored. With
+    simulated clients the error of the step is raised instead.
     """
     if accepted.why_void:
-        return Merged(why_void=accepted.why_void)
+        return {}, accepted.why_void
     state_before = pack_attributes(strategy, strategy.state)
     why_void = ""
     figures: dict[str, float] = {}
@@ -255,23 +212,25 @@ def _merge(strategy: Strategy, accepted: Accepted, number: int) -> Merged:
         why_void = printable(f"the server's step failed: {type(error).__name__}: {error}")
     if why_void:
         strategy.restore(state_before)
-        return Merged(why_void=why_void)
-    return Merged(figures)
+        return {}, why_void
+    return figures, ""
 
 
 def _result(
-    exchanged: Exchanged, received: Accepted, accepted: Accepted, merged: Merged, seconds: Seconds
+    exchanged: Exchanged,
+    received: Accepted,
+    accepted: Accepted,
+    figures: dict[str, float],
+    seconds: Seconds,
 ) -> RoundResult:
     """Return the result of an exchange, from the uploads as received and as accepted.
 
     Prototypes are those that sites sent, before any protection changed them.
     """
-    reports = {}
-    for site, report in exchanged.reports.items():
-        if site not in accepted.refused:
-            reports[site] = report
+    refused = accepted.refused
+    reports = {site: sent for site, sent in exchanged.reports.items() if site not in refused}
     counted_late = {}
-    if not merged.why_void:
+    if not accepted.why_void:
         for upload in accepted.kept:
             if upload.age:
                 counted_late[upload.site] = exchanged.number - upload.age
@@ -280,11 +239,11 @@ def _result(
     return RoundResult(
         exchanged=exchanged,
         reports=reports,
-        refused={**exchanged.refused, **accepted.refused},
+        refused={**exchanged.refused, **refused},
         prototypes=vectors_of(upload for upload in single if upload.site in reports),
         reduced=accepted.reduced,
-        server_figures=merged.figures,
-        not_merged=merged.why_void,
+        server_figures=figures,
+        not_merged=accepted.why_void,
         counted_late=counted_late,
         seconds=seconds,
     )

@@ -161,15 +161,8 @@ DATASETS: dict[str, DataSet] = {
     ),
 }
 OWN_FORMATS = tuple(name for name, row in DATASETS.items() if row.is_own)
-_OF_HUGGING_FACE = DataSet(
-    help="a data set of Hugging Face's",
-    is_own=True,
-    has_domains=True,
-    has_official=True,
-    tasks=_ONE_OR_SEVERAL,
-)
-_NAMED = DataSet(
-    help="a function of the user's own",
+_ELSEWHERE = DataSet(
+    help="a function of the user's own, or a data set of Hugging Face's",
     is_own=True,
     has_domains=True,
     has_official=True,
@@ -179,9 +172,7 @@ _NAMED = DataSet(
 
 def data_set_named(dataset: str) -> DataSet:
     """Return the row of ``dataset``; a Python name, or one of Hugging Face's, has a row too."""
-    if dataset.startswith("hf:"):
-        return _OF_HUGGING_FACE
-    return DATASETS.get(dataset, _NAMED)
+    return DATASETS.get(dataset, _ELSEWHERE)
 
 
 def is_own(dataset: str) -> bool:

@@ -66,10 +66,10 @@ def option(
 ) -> Any:
     """Return the dataclass field of a setting: its default, its meaning and its legal values.
 
-    A number may have a range: ``minimum``, ``maximum``, and ``above``, which is exclusive;
-    ``or_zero`` allows 0 beside it. A string may have ``choices``; beside these it may be what
-    matches ``or_like``, which errors call ``or_words``; with ``several``, it is a list of such
-    values, separated by commas.
+    A number may have a range: ``minimum``, which is 0 if nothing is said, ``maximum``, and
+    ``above``, which is exclusive; ``or_zero`` allows 0 beside it. A string may have ``choices``;
+    beside these it may be what matches ``or_like``, which errors call ``or_words``; with
+    ``several``, it is a list of such values, separated by commas.
 
     A site's node config may set it where ``site`` says what it means there; ``at_most`` is the key
     of the node config that bounds it. ``with_secagg`` and ``with_dp`` say which value it must have
@@ -78,10 +78,12 @@ def option(
     metadata = dict(locals())  # the arguments by name
     if choices is not None:
         metadata["choices"] = tuple(choices)
+    if not isinstance(default, (bool, str)) and minimum is None and above is None:
+        metadata["minimum"] = 0
     return dataclasses.field(metadata=metadata, default=default)
 
 
-ANY_VALUE: Mapping[str, Any] = option(default=0).metadata  # of a field not made by `option`
+ANY_VALUE: Mapping[str, Any] = option(default="").metadata  # of a field not made by `option`
 
 
 @dataclass_transform(frozen_default=True)

@@ -72,15 +72,7 @@ def allowing(modules: Iterable[str]) -> Iterator[None]:
         _ALLOWED.reset(before)
 
 
-def check_allowed(*named: tuple[str, str]) -> None:
-    """Refuse modules that may not be imported; SettingsError with a line for each.
-
-    ``named`` are pairs of a setting and its value, ``module:name``.
-    """
-    check_modules([(f"{key} = {name!r}", module_of(name)) for key, name in named])
-
-
-def check_modules(named: Iterable[tuple[str, str]]) -> None:
+def check_allowed(named: Iterable[tuple[str, str]]) -> None:
     """Refuse modules that may not be imported; SettingsError with a line for each.
 
     ``named`` are pairs of a setting, as ``KEY = VALUE``, and the module that it would import.
@@ -108,7 +100,7 @@ def load(name: str, setting: str) -> Any:
     and not only be imported there from another one. SettingsError when the module is not allowed or
     cannot be imported, or has no such object of its own.
     """
-    check_allowed((setting, name))
+    check_allowed([(f"{setting} = {name!r}", module_of(name))])
     module_name, _, attribute = name.partition(":")
     try:
         module = import_as_named(module_name)

@@ -60,7 +60,6 @@ class RunSettings(Table):
     rounds: int = option(default=20, minimum=1, at_most="max-rounds", help="communication rounds")
     early_stopping: int = option(
         default=0,
-        minimum=0,
         help=(
             "the run ends when this many rounds have not raised early-stopping-metric on"
             " validation data, for which it needs validation-fraction; 0: never"
@@ -83,7 +82,6 @@ class RunSettings(Table):
     )
     seed: int = option(
         default=42,
-        minimum=0,
         maximum=2**63 - 1,  # of PyTorch, TOML and Protocol Buffers
         help=(
             "all random choices of the run follow from it, with three exceptions: the noise of dp"
@@ -141,13 +139,11 @@ class FederationSettings(Table):
 
     num_clients: int = option(
         default=0,
-        minimum=0,
         affects="waiting",
         help="clients to wait for before round 1; 0: as many as the clients' num-partitions says",
     )
     min_clients: int = option(
         default=0,
-        minimum=0,
         affects="waiting",
         help=(
             "the run begins with this many clients if the others cannot take part, or are not"
@@ -164,7 +160,6 @@ class FederationSettings(Table):
     )
     drop_rate: float = option(
         default=0.0,
-        minimum=0,
         maximum=0.99,
         with_secagg=Needed(0.0, SAME_CLIENTS),
         help=(
@@ -174,7 +169,6 @@ class FederationSettings(Table):
     )
     slow_rate: float = option(
         default=0.0,
-        minimum=0,
         maximum=0.99,
         with_secagg=Needed(0.0, SAME_CLIENTS),
         help=(
@@ -190,7 +184,6 @@ class FederationSettings(Table):
     )
     new_clients: int = option(
         default=0,
-        minimum=0,
         with_secagg=Needed(0, HIDES_FIGURES),
         with_dp=Needed(0, "the privacy ledger counts rounds, and they train after the last one"),
         help=(
@@ -208,7 +201,6 @@ class FederationSettings(Table):
     )
     new_client_epochs: int = option(
         default=0,
-        minimum=0,
         at_most="max-epochs",
         help=(
             "for how many epochs a new client trains before it is evaluated; 0: it uses what it"
@@ -239,7 +231,6 @@ class FederationSettings(Table):
     )
     grace: float = option(
         default=3.0,
-        minimum=0,
         affects="waiting",
         help=(
             "where clients bring data of their own: once min-replies clients have answered, a round"
@@ -252,7 +243,6 @@ class FederationSettings(Table):
     )
     min_wait: float = option(
         default=120.0,
-        minimum=0,
         affects="waiting",
         help=(
             "the least seconds that grace waits; Flower takes 60 to notice that a client died, and"
@@ -273,7 +263,6 @@ class FederationSettings(Table):
     )
     staleness: float = option(
         default=0.5,
-        minimum=0,
         maximum=1,
         help=(
             "with late = next-round, a reply that is a rounds old has (1 + a) ^ -staleness of the"
@@ -282,7 +271,6 @@ class FederationSettings(Table):
     )
     max_silent_rounds: int = option(
         default=5,
-        minimum=0,
         affects="waiting",
         help=(
             "a client that does not answer in this many rounds in a row is left out of as many"
@@ -361,7 +349,6 @@ class BoundsSettings(Table):
     )
     max_update_ratio: float = option(
         default=0.0,
-        minimum=0,
         with_secagg=Needed(0.0, HIDES_UPLOADS),
         help=(
             "a client's change of the weights, buffers included, is cut to this many times the"
@@ -382,7 +369,6 @@ class BoundsSettings(Table):
     )
     trim_fraction: float = option(
         default=0.2,
-        minimum=0,
         maximum=0.49,
         help=(
             'with merging = "trimmed-mean": which part of the clients is left out at each end of'
@@ -432,7 +418,6 @@ class DataSettings(Table):
     )
     image_size: int = option(
         default=0,
-        minimum=0,
         affects="data",
         at_most="max-image-size",
         site="pixels a side; if not set, the run's",
@@ -443,7 +428,6 @@ class DataSettings(Table):
     )
     max_unreadable: float = option(
         default=0.0,
-        minimum=0,
         maximum=0.5,
         affects="data",
         site="the share of its image files that may be unreadable; if not set, the run's",
@@ -507,7 +491,6 @@ class DataSettings(Table):
     )
     annotated_labels: int = option(
         default=0,
-        minimum=0,
         help=(
             "several labels a sample, in a simulation: how many of the labels each client has"
             " annotated. The client trains on these alone, and is tested on all labels; 0: all"
@@ -578,9 +561,9 @@ class DataSettings(Table):
     )
     classes_per_client: int = option(default=2, minimum=1, help="classes of each client")
     ways: int = option(default=3, minimum=1, help="mean number of classes per client")
-    ways_stdev: int = option(default=2, minimum=0, help="n is drawn from ways ± ways-stdev")
+    ways_stdev: int = option(default=2, help="n is drawn from ways ± ways-stdev")
     shots: int = option(default=100, minimum=1, help="mean number of training samples per class")
-    shots_stdev: int = option(default=0, minimum=0, help="k is drawn from shots ± shots-stdev")
+    shots_stdev: int = option(default=0, help="k is drawn from shots ± shots-stdev")
     clients_per_domain: str = option(
         default="",
         help=(
@@ -590,7 +573,6 @@ class DataSettings(Table):
     )
     total_samples: int = option(
         default=0,
-        minimum=0,
         help=(
             'how many samples are drawn before they are divided, with test-from = "official" or'
             ' "official-all" from the training part alone; 0: all'
@@ -598,7 +580,6 @@ class DataSettings(Table):
     )
     train_samples: int = option(
         default=0,
-        minimum=0,
         help=(
             "at most that many training samples per client, balanced over its classes unless the"
             " partition shapes their proportions; 0: all"
@@ -606,7 +587,6 @@ class DataSettings(Table):
     )
     test_samples: int = option(
         default=0,
-        minimum=0,
         help="at most that many test samples per client; 0: all",
     )
     test_from: str = option(
@@ -641,7 +621,6 @@ class DataSettings(Table):
     )
     validation_fraction: float = option(
         default=0.0,
-        minimum=0,
         maximum=0.9,
         site=(
             "the part of its training samples that is for validation; only at a site with data of"
@@ -731,13 +710,11 @@ class TrainingSettings(Table):
 
     local_epochs: int = option(
         default=1,
-        minimum=0,
         at_most="max-epochs",
         help="passes over the client's training data in a round; 0: nothing is trained",
     )
     local_steps: int = option(
         default=0,
-        minimum=0,
         at_most="max-steps",
         with_dp=Needed(0, "the privacy ledger counts epochs"),
         help=(
@@ -785,10 +762,9 @@ class TrainingSettings(Table):
     lr_decay: float = option(
         default=0.1, above=0, maximum=1, help="with lr-schedule = step: the factor of each change"
     )
-    momentum: float = option(default=0.5, minimum=0, maximum=0.9999, help="of the optimizer sgd")
+    momentum: float = option(default=0.5, maximum=0.9999, help="of the optimizer sgd")
     weight_decay: float = option(
         default=0.0,
-        minimum=0,
         help="the optimizer's L2 penalty",
     )
     keep_optimizer: bool = option(
@@ -815,7 +791,6 @@ class TrainingSettings(Table):
     )
     pu_weight: float = option(
         default=0.0,
-        minimum=0,
         help=(
             "weight of FedPU's risk of the unlabelled samples (positive-rate below 1); 0: nothing"
             " is learned from these samples"
@@ -939,7 +914,6 @@ class NoiseSettings(Table):
     )
     gradient_noise: float = option(
         default=0.0,
-        minimum=0,
         with_dp=Needed(0.0, "the noise follows from dp-epsilon"),
         help=(
             "training by DP-SGD with the noise of this ε over all rounds, while everything else is"
@@ -971,7 +945,6 @@ class MachineSettings(Table):
     )
     threads: int = option(
         default=0,
-        minimum=0,
         affects="machine",
         help="intra-op threads of a client; 0: the CPUs Flower grants it, else torch's own choice",
     )
@@ -1010,7 +983,6 @@ class StudySettings(Table):
     )
     study_runs: int = option(
         default=0,
-        minimum=0,
         affects="waiting",
         help="in how many runs a site takes part; 0: any number",
     )

@@ -23,7 +23,7 @@ from protofl_common.config.options import (
     read_pairs,
 )
 from protofl_common.config.python_code import import_as_named
-from protofl_common.config.python_names import check_modules
+from protofl_common.config.python_names import check_allowed
 from protofl_common.config.sections import SECTIONS
 
 GROUP = "protofl.algorithms"  # of the entry points of other packages
@@ -45,6 +45,7 @@ def _rows() -> dict[str, Algorithm]:
 CATALOG = _rows()
 
 
+@cache
 def options_of_a_run() -> dict[str, Field[Any]]:
     """Return the field behind every key of a run configuration, algorithms' keys included.
 
@@ -121,7 +122,7 @@ def algorithm_named(name: str) -> Algorithm:
         choices = f"{', '.join(names)}{did_you_mean(name, names)}; a package may bring others"
         raise SettingsError(f"algo = {name!r}: choose one of {choices}")
     point = packages[name]
-    check_modules([(f"algo = {name!r}", point.module)])
+    check_allowed([(f"algo = {name!r}", point.module)])
     try:
         import_as_named(point.module)
         row = point.load()

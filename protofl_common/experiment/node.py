@@ -744,7 +744,7 @@ def check_named(config: Values) -> None:
     SettingsError if a module may not be imported, or has no such name; also for a network of
     torchvision or timm that is not installed. A data set's function is not imported here.
     """
-    python_names.check_allowed(*_named_in(config))
+    python_names.check_allowed(_modules_named(config, without=()))
     for key, name in _named_in({**config, "dataset": ""}):
         python_names.load(name, key)
     for _, name in _library_networks(config):

@@ -11,7 +11,7 @@ import sys
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cache, cached_property, lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -67,11 +67,8 @@ def needed_with(protection: Literal["with_secagg", "with_dp"]) -> dict[str, Need
 
     Settings that may have any value under that protection are left out.
     """
-    needed = {}
-    for key, setting in options_of_a_run().items():
-        if setting.metadata[protection] is not None:
-            needed[key] = setting.metadata[protection]
-    return needed
+    needed = {key: field.metadata[protection] for key, field in options_of_a_run().items()}
+    return {key: value for key, value in needed.items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -245,8 +242,8 @@ class Settings(Sections):
         node: Values = {}  # as for a simulated client, whose node config overrides nothing
         if node_config and is_site(node_config):
             node = node_config
+        # not cached: the row of another package may change while it is developed
         if run_config.get("algo") not in CATALOG:
-            # not cached: the row of another package may change while it is developed
             return cls._read(run_config, node)
         try:
             configs = json.dumps([dict(run_config), dict(node)])  # in which 1, 1.0 and true differ
@@ -267,7 +264,7 @@ class Settings(Sections):
         ``node`` is a site's node config, whose settings replace the run's; {} for a simulated
         client. SettingsError with all problems at once.
         """
-        config = {**given, **settings_of_site(node, given, _defaults())}
+        config = {**given, **settings_of_site(node, given, default_run_config())}
         # names may be typed in two Unicode forms, of which data are read in one
         for key in ("classes", "new-domain", *TABLE):
             value = config.get(key)
@@ -285,19 +282,13 @@ class Settings(Sections):
         problems += folders_of_unknown_users(config)
         denied = refusals(node, config, given) if node else []
 
-        # hyper-parameters: those of other algorithms are checked, too, and named last
-        problems_of_tables: list[str] = []
-        tables = {}  # algorithm -> its hyper-parameters, None if any is wrong
-        for name, row in CATALOG.items():
-            tables[name] = read_section(row.hparams, config, problems_of_tables, prefix=f"{name}.")
         hparams = None
         if not denied:  # else an algorithm's package would be imported for a run that is refused
             with allowing(names_in(node.get("allow-python"))):
-                hparams = _hparams(config, tables, problems)
+                hparams = _hparams(config, problems)
         sections = {
             name: read_section(section, config, problems) for name, section in SECTIONS.items()
         }
-        problems += problems_of_tables
 
         # rules between settings need settings that are legal by themselves
         if hparams and not problems:
@@ -397,14 +388,11 @@ def settings_that_meet_demands(node: Values) -> dict[str, Scalar]:
     return config
 
 
-def _hparams(
-    config: Values, tables: Mapping[str, Hparams | None], problems: list[str]
-) -> Hparams | None:
+def _hparams(config: Values, problems: list[str]) -> Hparams | None:
     """Return the hyper-parameters of the run's algorithm.
 
-    ``tables`` has those of the catalog's algorithms, already read; for an algorithm of another
-    package they are read from the setting ``hparams``. On any problem append to ``problems``, and
-    return None.
+    Those of another package's algorithm are read from the setting ``hparams``. On any problem
+    append to ``problems``, and return None.
     """
     algo = str(config.get("algo"))
     text = str(config.get("hparams", ""))
@@ -420,14 +408,14 @@ def _hparams(
             f"hparams = {text!r}: only for algorithms of other packages; set {algo}.KEY instead"
         )
         return None
-    return tables[algo]
+    return read_section(row.hparams, config, problems, prefix=f"{algo}.")
 
 
 def _run_problems(settings: Settings) -> Iterator[str]:
     """Yield a line for each setting of the run itself that does not fit the others.
 
-    That is a wrong name of the run, a callback, baseline or metric, and ``resume`` without the name
-    of a run.
+    That is a wrong name of the run, a callback, baseline or metric, and ``resume`` without the
+    name of a run.
     """
     run = settings.run
     if run.run_name and not is_plain_name(run.run_name):
@@ -548,7 +536,7 @@ def _dp_problems(settings: Settings) -> Iterator[str]:
     private = f"dp = {privacy.dp!r}"
     yield from _honest_sites_problems(settings)
     if privacy.dp == "none":
-        if privacy.dp_epsilon != _defaults()["dp-epsilon"]:
+        if privacy.dp_epsilon != default_run_config()["dp-epsilon"]:
             yield (
                 f"dp-epsilon = {privacy.dp_epsilon}: nothing is private with dp = 'none';"
                 " set dp = 'sample' or 'person', or leave it out"
@@ -693,7 +681,7 @@ def _changed(settings: Settings, needed: Mapping[str, Needed]) -> Iterator[tuple
     for key, (needed_value, why) in needed.items():
         if key not in values:  # of another algorithm
             continue
-        if values[key] not in (needed_value, _defaults()[key]):
+        if values[key] not in (needed_value, default_run_config()[key]):
             yield f"{key} = {values[key]!r}", needed_value, why
 
 
@@ -712,7 +700,6 @@ def _runs_protected(row: Algorithm, settings: Settings) -> bool:
     return not (settings.privacy.secagg and row.needs_single_uploads(row.exchange))
 
 
-@cache
 def known_keys() -> list[str]:
     """Return every key of a run configuration, algorithms' included."""
     return list(options_of_a_run())
@@ -720,12 +707,8 @@ def known_keys() -> list[str]:
 
 def default_run_config() -> dict[str, Scalar]:
     """Return the default of every key, also of an algorithm's (``fedproto.lambda``)."""
-    return dict(_defaults())
-
-
-@cache
-def _defaults() -> dict[str, Any]:
-    return {key: setting.default for key, setting in options_of_a_run().items()}
+    defaults: dict[str, Any] = {key: setting.default for key, setting in options_of_a_run().items()}
+    return defaults
 
 
 def app_folder() -> Path:

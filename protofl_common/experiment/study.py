@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from protofl_common.basics.text import is_site_name, printable
 from protofl_common.config.lists import names_in
-from protofl_common.config.options import SettingsError, Values
+from protofl_common.config.options import SettingsError, Values, key_of
 from protofl_common.config.sections import StudySettings, keys_that_change
 
 UNSIGNED = keys_that_change("name") | {"study-signature"}
@@ -151,13 +151,10 @@ def is_from_site(
 def problems(study: StudySettings) -> Iterator[str]:
     """Yield a line for each invalid setting of a study."""
     if not study.study:
-        for key, value in (
-            ("study-sites", study.study_sites),
-            ("study-until", study.study_until),
-            ("study-by", study.study_by),
-            ("study-signature", study.study_signature),
-        ):
+        for name in ("study_sites", "study_until", "study_by", "study_signature"):
+            value = getattr(study, name)
             if value:
+                key = key_of(name)
                 yield f"{key} = {value!r}: only with a study; name it with the setting study"
         return
     if not is_site_name(study.study):

@@ -32,6 +32,7 @@ class ActiveRun:
     strategy: Strategy = field(init=False)  # Set once the clients have introduced themselves
     exchange: MessageExchange = field(init=False)
     ask_for_uploads: AskForUploads = field(init=False)
+    callbacks: "list[Callback]" = field(init=False)
 
     def __post_init__(self) -> None:
         self.began -= self.start.seconds

@@ -4,10 +4,10 @@ import os
 import platform
 import time
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.metadata import version
 from itertools import chain
-from typing import Self, TypeVar, cast
+from typing import TypeVar, cast
 
 from protofl_common.basics.code_version import code_version, commit, machine
 from protofl_common.basics.tensorfile import write_tensors
@@ -28,7 +28,6 @@ from protofl_common.runs.folder import (
     Best,
     ClientRow,
     RoundRow,
-    SiteFacts,
     Summary,
     without_clients,
 )
@@ -125,22 +124,19 @@ def row_of(
     federation = strategy.federation
     exchanged = result.exchanged
     new_clients = federation.new_clients if result.final else set()
-    reports: dict[str, Report] = {}
-    for site, report in result.reports.items():
-        reports[site] = _of_new_client(report) if site in new_clients else report
-    if exchanged.means is None:  # each client has reported its own figures
-        figures = Figures.of_clients(reports.values(), federation.bounds.liars)
-    else:  # secure aggregation hid them
-        figures = Figures.of_samples(exchanged.means)
-
+    reports = {
+        site: _of_new_client(report) if site in new_clients else report
+        for site, report in result.reports.items()
+    }
+    liars = federation.bounds.liars
     seconds_of_clients = _sums([report.seconds for report in reports.values()])
     row: RoundRow = {
         "kind": "final" if result.final else "round",
         "round": result.number,
         # in a round clients evaluate what they receive, before they train
         "evaluated-after-round": result.number if result.final else result.number - 1,
-        "accuracy": figures.accuracy,
-        "losses": figures.losses,
+        "accuracy": {},
+        "losses": {},
         "bytes": {"up": exchanged.bytes_up, "down": exchanged.bytes_down},
         "asked": len(set(exchanged.asked) - new_clients),
         "valid": len(reports.keys() - new_clients),
@@ -155,13 +151,17 @@ def row_of(
         "counted-late": result.counted_late,
         "clients": _client_rows(result, reports, strategy),
         "seconds": {"total": total_seconds, **result.seconds, "clients": seconds_of_clients},
-        "metrics": figures.metrics,
-        "validation": figures.validation,
+        "metrics": {},
+        "validation": {},
         "void-because": result.not_merged,
         "bounded": in_order(result.reduced),
         "server": result.server_figures,
-        "liars": federation.bounds.liars,
+        "liars": liars,
     }
+    if exchanged.means is None:
+        _put_figures_of_clients(row, reports.values(), liars)
+    else:  # secure aggregation hid the clients' own figures
+        _put_figures_of_samples(row, exchanged.means)
     if epsilon is not None:
         row["epsilon"] = epsilon
         row["epsilon-of"] = strategy.settings.privacy.dp
@@ -183,19 +183,11 @@ def _summary(run: ActiveRun, final: RoundRow, own_code: dict[str, str], own_data
     rounds = [row for row in run.rows if row["kind"] == "round"]
     bytes_of_run, lost_replies, _ = totals(run.rows)
 
-    clients: dict[str, SiteFacts] = {}
-    for site, card in run.federation.cards.items():
-        clients[site] = {"arch": card.arch, "domain": card.domain, "parameters": card.parameters}
-
     best_accuracy: dict[str, Best] = {}
     for kind in final["accuracy"]:
         best = best_of(run.rows, kind)
         if best:
             best_accuracy[kind] = best
-
-    bounded: set[str] = set()
-    for row in run.rows:
-        bounded.update(row.get("bounded", []))
 
     versions = {"protofl": code_version(), "python": platform.python_version()}
     for package in ("flwr", "torch", "numpy"):
@@ -207,7 +199,10 @@ def _summary(run: ActiveRun, final: RoundRow, own_code: dict[str, str], own_data
         "dataset": settings.data.dataset,
         "partition": settings.data.partition,
         "division": PARTITIONS[settings.data.partition].version,
-        "clients": clients,
+        "clients": {
+            site: {"arch": card.arch, "domain": card.domain, "parameters": card.parameters}
+            for site, card in run.federation.cards.items()
+        },
         "rounds": len(rounds),
         "accuracy": final["accuracy"],
         "best-accuracy": best_accuracy,
@@ -220,7 +215,7 @@ def _summary(run: ActiveRun, final: RoundRow, own_code: dict[str, str], own_data
         },
         "bytes": bytes_of_run,
         "trouble": lost_replies,
-        "bounded": in_order(bounded),
+        "bounded": in_order(set(chain(*(row.get("bounded", []) for row in run.rows)))),
         "warnings": list(
             outcome_warnings(
                 run.rows,
@@ -300,44 +295,29 @@ def _of_new_client(report: Report) -> Report:
     return replace(report, correct={}, metrics=renamed, validation={})
 
 
-@dataclass(frozen=True)
-class Figures:
-    """The figures of a round, each summarised over the clients that report it."""
+def _put_figures_of_samples(row: RoundRow, means: Means) -> None:
+    """Put the means over all samples into a row, where secure aggregation hides single clients.
 
-    accuracy: Accuracies
-    losses: dict[str, float]
-    metrics: Accuracies
-    validation: Accuracies
+    The mean over clients is not known then, and the mean over samples stands in its place.
+    """
 
-    @classmethod
-    def of_samples(cls, means: Means) -> Self:
-        """Take the means over all samples, where secure aggregation hides single clients.
+    def both(group: str) -> Accuracies:
+        return {name: {"mean": mean, "weighted": mean} for name, mean in means[group].items()}
 
-        The mean over clients is not known then, and the mean over samples stands in its place.
-        """
-        groups: dict[str, Accuracies] = {}
-        for group, figures in means.items():
-            groups[group] = {
-                name: {"mean": mean, "weighted": mean} for name, mean in figures.items()
-            }
-        return cls(
-            accuracy=groups["correct"],
-            losses=means["losses"],
-            metrics=groups["metrics"],
-            validation=groups["validation"],
-        )
+    row["accuracy"] = both("correct")
+    row["losses"] = means["losses"]
+    row["metrics"] = both("metrics")
+    row["validation"] = both("validation")
 
-    @classmethod
-    def of_clients(cls, reports: Collection[Report], liars: int) -> Self:
-        """Summarise what clients have reported, of whom ``liars`` may lie."""
-        tested = [(report.metrics, report.test_samples) for report in reports]
-        validated = [(report.validation, report.validation_samples) for report in reports]
-        return cls(
-            accuracy=_accuracy_over_clients(reports, liars),
-            losses=_mean_losses(reports),
-            metrics=_over_clients(tested, liars),
-            validation=_over_clients(validated, liars),
-        )
+
+def _put_figures_of_clients(row: RoundRow, reports: Collection[Report], liars: int) -> None:
+    """Put the figures over the clients that report them into a row; ``liars`` may lie."""
+    tested = [(report.metrics, report.test_samples) for report in reports]
+    validated = [(report.validation, report.validation_samples) for report in reports]
+    row["accuracy"] = _accuracy_over_clients(reports, liars)
+    row["losses"] = _mean_losses(reports)
+    row["metrics"] = _over_clients(tested, liars)
+    row["validation"] = _over_clients(validated, liars)
 
 
 def _accuracy_over_clients(reports: Collection[Report], liars: int) -> Accuracies:

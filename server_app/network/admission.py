@@ -264,12 +264,11 @@ def draw_drop_outs(sites: Iterable[str], rate: float, seed: int, server_round: i
 
     Each site has a generator of its own for each round, so that no draw depends on other sites.
     """
-    silent = []
-    for site in sites:
-        generator = np.random.default_rng(derive_seed(seed, "drop", site, server_round))
-        if generator.random() < rate:
-            silent.append(site)
-    return silent
+
+    def draw(site: str) -> float:
+        return np.random.default_rng(derive_seed(seed, "drop", site, server_round)).random()
+
+    return [site for site in sites if draw(site) < rate]
 
 
 def slow_clients(sites: Iterable[str], rate: float, seed: int) -> set[str]:

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import cast
 
 from flwr.app import ConfigRecord, Error, Message, MessageType, RecordDict
 
@@ -41,9 +41,8 @@ from server_app.network.waiting import Waits
 from server_app.network.witness import Witness
 from server_app.run.flow import Flow, Question
 from server_app.run.log import tell_silence
-from server_app.run.replies import Exchanged
+from server_app.run.replies import Exchanged, Upload
 
-T = TypeVar("T")
 LOOK_AROUND_SECONDS = 3.0
 """Seconds between two looks around for sites that are new or back, while a round waits."""
 RETURN_SECONDS = 30.0
@@ -98,14 +97,14 @@ class MessageExchange:
         """
         self.times = ReplyTimes()
         self.waits = Waits(run_folder, self.times)
-        self._overdue: list[_Overdue] = []  # In the order in which they were asked
+        self._overdue: dict[str, _Overdue] = {}  # Message id -> it, in the order of asking
         # of the exchange under way: each site that was asked is in one of the next three
         self._pending: dict[str, Message] = {}
         self._away: dict[str, _AwaySite] = {}
         self._replies: dict[str, Message] = {}
         self._deaths: Counter[str] = Counter()  # Site -> how often it died in this exchange
 
-    def run(self, flow: Flow[T], exchanged: Exchanged) -> T:
+    def run(self, flow: Flow, exchanged: Exchanged) -> list[Upload]:
         """Ask the questions that a flow yields, send it the answers, and return what it returns.
 
         The heads of audit logs that have come are written even if the flow fails.
@@ -115,7 +114,7 @@ class MessageExchange:
             while True:
                 question = flow.send(self.ask(question, exchanged))
         except StopIteration as end:
-            return cast(T, end.value)
+            return cast(list[Upload], end.value)
         finally:
             self.witness.add(self.run_name, exchanged.number, exchanged.audit_heads)
 
@@ -161,7 +160,7 @@ class MessageExchange:
         if not self.federation.settings.federation.late_replies_count:
             return working
         self._pull(set(), {})  # no message of this round is pending: only late replies can come
-        for overdue in self._overdue:
+        for overdue in self._overdue.values():
             node = self.federation.node_of.get(overdue.site)
             if overdue.message.metadata.dst_node_id == node:
                 working.add(overdue.site)
@@ -250,7 +249,7 @@ class MessageExchange:
                 self._ask_again(now)
                 silent = {*self._pending, *self._away}
                 if self._awaits_late(exchanged):
-                    silent |= {overdue.site for overdue in self._overdue}
+                    silent |= {overdue.site for overdue in self._overdue.values()}
                 if silent and not federation.simulated:
                     self.waits.tell(exchanged.number, kind, silent, now - start, longest)
             elif self._away or not has_answers:
@@ -266,47 +265,35 @@ class MessageExchange:
                 self.times.note(kind, site, start, start + took)
         for site, away in self._away.items():  # not back in time
             self._replies[site] = away.error
-        self._check_workers()
-        self._check_states()
+        self._check_simulation()
 
         replies = {site: self._replies[site] for site in in_order(self._replies)}
         self._replies = {}  # lest ten thousand replies stay in memory
         return replies
 
-    def _check_workers(self) -> None:
-        """Raise FederationError if a process that simulates clients has died.
+    def _check_simulation(self) -> None:
+        """Raise FederationError if a simulated client's process has died, or its state is lost.
 
-        Flower would keep giving clients to the dead process.
-        """
-        if not is_simulated(self.grid):
-            return
-        exceptions = {}  # Site -> the name of Ray's exception
-        for site, reply in self._replies.items():
-            died = reply.has_error() and WORKER_DIED.match(str(reply.error.reason))
-            if died:
-                exceptions[site] = died[1]
-        if not exceptions:
-            return
-        exception = next(iter(exceptions.values()))
-        raise FederationError(
-            f"a process that simulates clients has died ({exception}), so that "
-            f"{', '.join(in_order(exceptions))} did not answer. Most often memory has run out: "
-            "let fewer clients work at once (--cpus). This round does not count; resume.toml in "
-            "the run's folder lets it go on"
-        )
-
-    def _check_states(self) -> None:
-        """Raise FederationError if a simulated client has lost its state.
-
-        Going on without it, or with an older one, would change the figures.
+        Flower would keep giving clients to the dead process. Going on without a client's state, or
+        with an older one, would change the figures.
         """
         if not self.federation.simulated:
             return  # sites with an operator go on, and cannot end a run by an error
         for site in in_order(self._replies):
             reply = self._replies[site]
-            if reply.has_error() and refusal_in(reply).kind == "lost-state":
-                reason = refusal_in(reply).text
-                raise FederationError(f"{reason}. This round does not count")
+            if not reply.has_error():
+                continue
+            died = WORKER_DIED.match(str(reply.error.reason))
+            if died and is_simulated(self.grid):  # on a network a site could send this itself
+                raise FederationError(
+                    f"a process that simulates clients has died ({died[1]}), so that {site} did "
+                    "not answer. Most often memory has run out: let fewer clients work at once "
+                    "(--cpus). This round does not count; resume.toml in the run's folder lets it "
+                    "go on"
+                )
+            refusal = refusal_in(reply)
+            if refusal.kind == "lost-state":
+                raise FederationError(f"{refusal.text}. This round does not count")
 
     def _awaits_late(self, exchanged: Exchanged) -> bool:
         """Return whether a round waits for replies to earlier rounds, as it has too few of its own.
@@ -324,14 +311,10 @@ class MessageExchange:
         Of each site only the last `MOST_OVERDUE` are kept.
         """
         for site, message in self._pending.items():
-            self._overdue.append(_Overdue(site, message, asked))
-        left = Counter(overdue.site for overdue in self._overdue)  # Site -> from this one on
-        kept = []
-        for overdue in self._overdue:  # oldest first
-            if left[overdue.site] <= MOST_OVERDUE:
-                kept.append(overdue)
-            left[overdue.site] -= 1
-        self._overdue = kept
+            self._overdue[id_of(message)] = _Overdue(site, message, asked)
+            of_site = [key for key, overdue in self._overdue.items() if overdue.site == site]
+            for key in of_site[:-MOST_OVERDUE]:
+                del self._overdue[key]
 
     def _push(self, messages: Mapping[str, Message]) -> None:
         """Send a message to each site; one that Flower does not take gets an error for a reply."""
@@ -350,14 +333,12 @@ class MessageExchange:
         reply to an earlier round is put into ``late``, by site.
         """
         site_of = {id_of(message): site for site, message in self._pending.items()}
-        overdue_of = {id_of(overdue.message): overdue for overdue in self._overdue}
-        overdue_messages = [overdue.message for overdue in self._overdue]
-        messages = [*self._pending.values(), *overdue_messages]
+        messages = [*self._pending.values()]
+        messages += [overdue.message for overdue in self._overdue.values()]
         answered = pull_each(self.grid, messages, self._largest)
         for message, reply in answered:
-            overdue = overdue_of.get(id_of(message))
+            overdue = self._overdue.pop(id_of(message), None)
             if overdue:
-                self._overdue.remove(overdue)
                 what = f"its reply to round {message.metadata.group_id}"
                 if not reply.has_error():
                     kind = message.metadata.message_type

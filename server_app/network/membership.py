@@ -282,11 +282,8 @@ class Federation:
         known_problems = set(self.problems)
         self._look()
         for name in in_order(self.cards.keys() - known_sites):
-            # taken out again: it must fit those that were there before
-            card = self.cards.pop(name)
-            node = self.node_of.pop(name)
-            if self._admit(name, node, card):
-                say(f"  new: {name}, {card.arch}, takes part from the next round on")
+            self.owners.setdefault(name, self.node_of[name])
+            say(f"  new: {name}, {self.cards[name].arch}, takes part from the next round on")
         for node in self.problems.keys() - known_problems:
             say(f"  {admission.describe_problems([self.problems[node]])}")
 
@@ -441,8 +438,7 @@ class Federation:
             )
             return
         if name not in self.cards:
-            self.cards[name] = card
-            self.node_of[name] = node
+            self._admit(name, node, card)
 
     def _settle_names(self) -> None:
         """Decide for each name that nodes claim which of them is the site."""
@@ -496,8 +492,7 @@ class Federation:
 
         Before all have gathered, any node may.
         """
-        has_gathered = self._reference is not None
-        if has_gathered:
+        if self._reference is not None:
             try:
                 admission.check_fit(self.settings, {**self.cards, name: card})
             except FederationError as error:
@@ -505,6 +500,4 @@ class Federation:
                 return False
         self.cards[name] = card
         self.node_of[name] = node
-        if has_gathered:
-            self.owners.setdefault(name, node)
         return True

@@ -6,22 +6,17 @@ depends on them. Each single reply has been checked before (`server_app/run/repl
 aggregation has made one sum of all (`secure_sum.py`).
 """
 
-from server_app.protections.base import Protection, View
-from server_app.protections.changes import CutChanges
-from server_app.protections.enough_replies import EnoughReplies
-from server_app.protections.outliers import LeaveOutFarthest, RefuseOutliers
-from server_app.protections.samples import BoundSamples, BoundVectors
+from server_app.protections.base import Protection
+from server_app.protections.changes import cut_changes
+from server_app.protections.enough_replies import enough_replies
+from server_app.protections.outliers import leave_out_farthest, refuse_outliers
+from server_app.protections.samples import bound_samples, bound_vectors
 
 PROTECTIONS: tuple[Protection, ...] = (
-    RefuseOutliers(),
-    BoundSamples(),
-    EnoughReplies(),
-    LeaveOutFarthest(),
-    BoundVectors(),
-    CutChanges(),
+    refuse_outliers,
+    bound_samples,
+    enough_replies,
+    leave_out_farthest,
+    bound_vectors,
+    cut_changes,
 )
-
-
-def protections_of(view: View) -> list[Protection]:
-    """Return the protections that act in this round, in their order."""
-    return [protection for protection in PROTECTIONS if protection.acts(view)]

@@ -1,28 +1,11 @@
 """The seam between the replies of a round and the algorithm that merges them."""
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Self
 
-from protofl_common.experiment.settings import Settings
-from protofl_common.wire.payloads import StateDict
-from protofl_common.wire.records import SiteCard
-from server_app.run.bounds import Bounds
 from server_app.run.replies import Upload
-
-
-@dataclass(frozen=True)
-class View:
-    """What a protection may know of a round beside its uploads."""
-
-    settings: Settings
-    cards: Mapping[str, SiteCard]
-    bounds: Bounds
-    fewest_replies: int
-    # hooks of the algorithm's half (`server_app/strategies/base.py`)
-    starting_points: Callable[[str, Sequence[str]], list[StateDict] | None]
-    most_vectors: Callable[[Upload], float | None]
+from server_app.strategies.base import Strategy
 
 
 @dataclass(frozen=True)
@@ -34,25 +17,21 @@ class Accepted:
     reduced: Set[str] = frozenset()  # Lines "site: how its upload was reduced"
     why_void: str = ""  # Why the round must change nothing; "" where it may
 
-    def then(self, protection: "Protection", view: View) -> Self:
+    def then(self, protection: "Protection", strategy: Strategy) -> Self:
         """Return the result after one more protection, with all that was refused or reduced so far.
 
         In a round that is void already, the protection does not act.
         """
         if self.why_void:
             return self
-        outcome = protection.accept(self.kept, view)
+        outcome = protection(self.kept, strategy)
         refused = {**self.refused, **outcome.refused}
         return type(self)(outcome.kept, refused, self.reduced | outcome.reduced, outcome.why_void)
 
 
-class Protection(ABC):
-    """The base of a protection, which keeps nothing from one round to the next."""
+Protection = Callable[[list[Upload], Strategy], Accepted]
+"""A function that returns the uploads that may go on, perhaps reduced, and why others are refused.
 
-    @abstractmethod
-    def acts(self, view: View) -> bool:
-        """Return whether the protection may change anything in this round."""
-
-    @abstractmethod
-    def accept(self, uploads: list[Upload], view: View) -> Accepted:
-        """Return the uploads that may go on, perhaps reduced, and why others are refused."""
+It keeps nothing from one round to the next. Where the settings do not ask for it, all uploads go on
+as they are.
+"""

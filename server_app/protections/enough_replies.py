@@ -1,18 +1,14 @@
 """Merge nothing of too few: the result would be close to single uploads."""
 
-from server_app.protections.base import Accepted, Protection, View
+from server_app.protections.base import Accepted
 from server_app.run.replies import Upload
+from server_app.strategies.base import Strategy
 
 
-class EnoughReplies(Protection):
+def enough_replies(uploads: list[Upload], strategy: Strategy) -> Accepted:
     """Make a round void that has fewer valid replies than ``min-replies``."""
-
-    def acts(self, view: View) -> bool:
-        return True
-
-    def accept(self, uploads: list[Upload], view: View) -> Accepted:
-        fewest = view.fewest_replies
-        replies = sum(upload.clients for upload in uploads)  # a secure sum is one upload of many
-        if replies >= fewest:
-            return Accepted(uploads)
-        return Accepted([], why_void=f"{replies} valid replies, fewer than min-replies = {fewest}")
+    fewest = strategy.federation.fewest_replies
+    replies = sum(upload.clients for upload in uploads)  # a secure sum is one upload of many
+    if replies >= fewest:
+        return Accepted(uploads)
+    return Accepted([], why_void=f"{replies} valid replies, fewer than min-replies = {fewest}")

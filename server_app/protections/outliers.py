@@ -13,20 +13,18 @@ from protofl_common.maths.aggregation import (
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.wire.payloads import Payload, Value
 from protofl_common.wire.schema import vectors_in
-from server_app.protections.base import Accepted, Protection, View
+from server_app.protections.base import Accepted
 from server_app.run.replies import Upload, vectors_of
+from server_app.strategies.base import Strategy
 
 
-class RefuseOutliers(Protection):
+def refuse_outliers(uploads: list[Upload], strategy: Strategy) -> Accepted:
     """Refuse uploads much longer than the others, and their reports, too (``max-norm-ratio``)."""
-
-    def acts(self, view: View) -> bool:
-        return not view.settings.privacy.sums_only
-
-    def accept(self, uploads: list[Upload], view: View) -> Accepted:
-        payloads = {upload.site: upload.payload for upload in uploads}
-        refused = outliers(payloads, view.bounds.max_norm_ratio)
-        return Accepted([upload for upload in uploads if upload.site not in refused], refused)
+    if strategy.settings.privacy.sums_only:
+        return Accepted(uploads)
+    payloads = {upload.site: upload.payload for upload in uploads}
+    refused = outliers(payloads, strategy.federation.bounds.max_norm_ratio)
+    return Accepted([upload for upload in uploads if upload.site not in refused], refused)
 
 
 def outliers(payloads: Mapping[str, Payload], ratio: float) -> dict[str, str]:
@@ -60,23 +58,20 @@ def _norm(value: Value) -> float:
     return joint_norm(value.values()) if isinstance(value, dict) else 0.0
 
 
-class LeaveOutFarthest(Protection):
+def leave_out_farthest(uploads: list[Upload], strategy: Strategy) -> Accepted:
     """Leave out the prototypes least like the others (``merging``).
 
     This is for algorithms whose server trains on prototypes or clusters them. Where it averages
     them, the average itself is a trimmed mean or median.
     """
-
-    def acts(self, view: View) -> bool:
-        is_averaged = view.settings.row.averages_prototypes
-        return view.bounds.prototype_aggregator.merging != "mean" and not is_averaged
-
-    def accept(self, uploads: list[Upload], view: View) -> Accepted:
-        for name in vectors_in(view.settings.exchange.up):
-            sent = vectors_of(uploads, name)
-            kept = view.bounds.prototype_aggregator.without_outliers(list(sent.values()))
-            uploads = with_vectors(uploads, name, dict(zip(sent, kept, strict=True)))
+    aggregator = strategy.federation.bounds.prototype_aggregator
+    if aggregator.merging == "mean" or strategy.row.averages_prototypes:
         return Accepted(uploads)
+    for name in vectors_in(strategy.settings.exchange.up):
+        sent = vectors_of(uploads, name)
+        kept = aggregator.without_outliers(list(sent.values()))
+        uploads = with_vectors(uploads, name, dict(zip(sent, kept, strict=True)))
+    return Accepted(uploads)
 
 
 def with_vectors(

@@ -14,45 +14,44 @@ from protofl_common.maths.aggregation import MIN_CLIENTS_FOR_MEDIAN
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.wire.payloads import Value
 from protofl_common.wire.schema import vectors_in
-from server_app.protections.base import Accepted, Protection, View
+from server_app.protections.base import Accepted
 from server_app.protections.outliers import with_vectors
 from server_app.run.bounds import Bounds
 from server_app.run.replies import Upload, vectors_of
+from server_app.strategies.base import Strategy
 
 
-class BoundSamples(Protection):
+def bound_samples(uploads: list[Upload], strategy: Strategy) -> Accepted:
     """Bound the number of samples by which an upload is weighted.
 
     A client's claim cannot be verified, and a huge one would make the mean its own upload.
     """
-
-    def acts(self, view: View) -> bool:
-        return not view.settings.privacy.sums_only
-
-    def accept(self, uploads: list[Upload], view: View) -> Accepted:
-        claims = [card.train_samples for card in view.cards.values()]
-        most, setting = most_samples(claims, view.bounds)
-        bounded = []
-        reduced = set()
-        for upload in uploads:
-            site = upload.site
-            trained_on = upload.report.train_samples
-            joined_with = view.cards[site].train_samples
-            if 0 < trained_on < joined_with:
-                reduced.add(
-                    f"{site}: {trained_on} training samples, but it joined with {joined_with}: its "
-                    "data have changed, and it may be tested on what it was trained on"
-                )
-            claimed = upload.train_samples
-            if claimed > most:
-                reduced.add(f"{site}: {claimed:g} training samples weigh as {most:g} ({setting})")
-                # what it sent may have counts of its own, by which it weighs: they shrink alike
-                entries = {}
-                for name, value in upload.payload.entries.items():
-                    entries[name] = _with_counts(value, most / claimed)
-                upload = replace(upload.with_entries(**entries), max_weight=most)
-            bounded.append(upload)
-        return Accepted(bounded, reduced=reduced)
+    if strategy.settings.privacy.sums_only:
+        return Accepted(uploads)
+    cards = strategy.federation.cards
+    claims = [card.train_samples for card in cards.values()]
+    most, setting = most_samples(claims, strategy.federation.bounds)
+    bounded = []
+    reduced = set()
+    for upload in uploads:
+        site = upload.site
+        trained_on = upload.report.train_samples
+        joined_with = cards[site].train_samples
+        if 0 < trained_on < joined_with:
+            reduced.add(
+                f"{site}: {trained_on} training samples, but it joined with {joined_with}: its "
+                "data have changed, and it may be tested on what it was trained on"
+            )
+        claimed = upload.train_samples
+        if claimed > most:
+            reduced.add(f"{site}: {claimed:g} training samples weigh as {most:g} ({setting})")
+            # what it sent may have counts of its own, by which it weighs: they shrink alike
+            entries = {}
+            for name, value in upload.payload.entries.items():
+                entries[name] = _with_counts(value, most / claimed)
+            upload = replace(upload.with_entries(**entries), max_weight=most)
+        bounded.append(upload)
+    return Accepted(bounded, reduced=reduced)
 
 
 def most_samples(claims: Sequence[int], bounds: Bounds) -> tuple[float, str]:
@@ -90,30 +89,26 @@ def _with_counts(value: Value, factor: float) -> Value:
     return replace(value, counts=(value.counts.double() * factor).ceil().long())
 
 
-class BoundVectors(Protection):
+def bound_vectors(uploads: list[Upload], strategy: Strategy) -> Accepted:
     """Thin the vectors of a client that sends too many, as each has a weight of its own.
 
     An algorithm may say how many vectors a number of samples can give (`most_vectors`). Where it
     does not, and sites may lie, the vectors of each class are bounded as samples are.
     """
-
-    def acts(self, view: View) -> bool:
-        return any(entry.several for entry in vectors_in(view.settings.exchange.up).values())
-
-    def accept(self, uploads: list[Upload], view: View) -> Accepted:
-        reduced: set[str] = set()
-        for name, entry in vectors_in(view.settings.exchange.up).items():
-            if not entry.several:  # one vector of each class at most
-                continue
-            thinned = _thinned_to_samples(uploads, name, view, reduced)
-            if view.bounds.liars and not thinned:
-                thinned = _thinned_by_class(uploads, name, view.bounds, reduced)
-            uploads = with_vectors(uploads, name, thinned)
-        return Accepted(uploads, reduced=reduced)
+    bounds = strategy.federation.bounds
+    reduced: set[str] = set()
+    for name, entry in vectors_in(strategy.settings.exchange.up).items():
+        if not entry.several:  # one vector of each class at most
+            continue
+        thinned = _thinned_to_samples(uploads, name, strategy, reduced)
+        if bounds.liars and not thinned:
+            thinned = _thinned_by_class(uploads, name, bounds, reduced)
+        uploads = with_vectors(uploads, name, thinned)
+    return Accepted(uploads, reduced=reduced)
 
 
 def _thinned_to_samples(
-    uploads: list[Upload], name: str, view: View, reduced: set[str]
+    uploads: list[Upload], name: str, strategy: Strategy, reduced: set[str]
 ) -> dict[str, Prototypes]:
     """Return each site's vectors, no more than its samples can give, by site.
 
@@ -123,7 +118,7 @@ def _thinned_to_samples(
     sent = vectors_of(uploads, name)
     thinned = {}
     for upload in uploads:
-        most = view.most_vectors(upload)
+        most = strategy.most_vectors(upload)
         if most is None or upload.site not in sent:
             continue
         vectors = sent[upload.site]

@@ -21,7 +21,6 @@ from flwr.app import RecordDict
 from numpy.typing import NDArray
 
 from protofl_common.config.options import SettingsError
-from protofl_common.experiment.settings import Settings
 from protofl_common.experiment.study import is_from_site, study_id
 from protofl_common.privacy import masks
 from protofl_common.privacy.shares import SHARE, secret_of
@@ -44,6 +43,7 @@ from protofl_common.wire.records import (
     unpack_by_site,
 )
 from protofl_common.wire.schema import RefusedMessage
+from server_app.network.membership import Federation
 from server_app.run.flow import Flow, Question, Replies, UploadRequest
 from server_app.run.replies import Records, ReplyReader, Upload, VoidRound
 
@@ -68,12 +68,10 @@ class BegunSum:
 class SecureSums:
     """The secure sums of a run, one for each round, and what one leaves to the next."""
 
-    settings: Settings
-    run_id: int
-    expelled: set[str]  # Sites that are asked nothing more in the run
+    federation: Federation
     begun: BegunSum | None = None
 
-    def flow(self, request: UploadRequest) -> Flow[list[Upload]]:
+    def flow(self, request: UploadRequest) -> Flow:
         """Return the flow that asks the sites of one sum (`SecureSum.flow`)."""
         return SecureSum(self, request).flow()
 
@@ -86,7 +84,9 @@ class SecureSum:
 
     def __init__(self, sums: SecureSums, request: UploadRequest) -> None:
         self.sums = sums
-        self.settings = sums.settings
+        self.federation = sums.federation
+        self.settings = sums.federation.settings
+        self.run_id = sums.federation.run_history.run_id
         self.request = request
         self.exchanged = request.exchanged
         self.summed = request.reader  # Describes one site's upload as it is before it is masked
@@ -100,7 +100,7 @@ class SecureSum:
         limits = replace(self.summed.limits, weights=weights)
         self.reader = ReplyReader(self.exchanged.number, MASKED, limits, counts_samples=False)
 
-    def flow(self) -> Flow[list[Upload]]:
+    def flow(self) -> Flow:
         """Ask the sites step by step, and return one upload, the mean of all.
 
         The names of the steps are those of Bonawitz et al. Raises VoidRound where too few sites are
@@ -129,7 +129,8 @@ class SecureSum:
         answers = yield self.request.question(contents, self.reader)
         masked, answers_with_keys = self._read(answers)
         self._check_enough(masked, needed, "uploads")
-        self._check_enough(masked, self.request.fewest_replies, "uploads", "min-replies")
+        if not self.exchanged.final:  # which merges nothing
+            self._check_enough(masked, self.federation.fewest_replies, "uploads", "min-replies")
 
         # Unmasking: each gives its shares of the keys of masks that do not cancel. Where uploads
         # came with keys for the next sum, the same step deals its shares
@@ -140,7 +141,8 @@ class SecureSum:
         self._check_enough(shares, needed, "shares to unmask the sum")
         digest = digest_of_message({**common, **self.request.about})
         received = masks.digest_of_received(digest, keys, shared)
-        masks_left = self._masks(begun, shared, masked, shares, received)
+        secrets = self._secrets(begun, shared, masked, shares)
+        masks_left = self._masks(begun, secrets, masked, received)
         return [self._mean(masked, masks_left, len(keys))]
 
     def _take_begun(self) -> BegunSum | None:
@@ -188,9 +190,7 @@ class SecureSum:
 
         masked = {}
         for upload in self.request.read(uploads, self.reader):
-            arrays = upload.payload.weights("masked")
-            assert arrays is not None  # the reader refuses an upload without it
-            masked[upload.site] = arrays["sum"].numpy().view(np.uint64)
+            masked[upload.site] = upload.weights("masked")["sum"].numpy().view(np.uint64)
         return masked, {site: keys for site, keys in next_keys.items() if site in masked}
 
     def _keys_of_next(self, answers: Replies) -> dict[str, bytes]:
@@ -203,10 +203,11 @@ class SecureSum:
 
     def _next_begun(self, answers: Replies, keys: Mapping[str, bytes]) -> BegunSum:
         """Return the next sum as begun, with the shares that came in the answers to unmasking."""
-        dealt = {}
-        for site, content in answers.items():
-            if site in keys and NEXT_SUM in content:
-                dealt[site] = content
+        dealt = {
+            site: content
+            for site, content in answers.items()
+            if site in keys and NEXT_SUM in content
+        }
         return BegunSum(self.next_number, keys, self._true_shares(dealt, keys, NEXT_SUM))
 
     def _true_keys(self, answers: Replies, number: int, record: str = SECAGG) -> dict[str, bytes]:
@@ -228,7 +229,7 @@ class SecureSum:
                 self._expel([site], "one of its keys for a sum occurs twice")
             elif not masks.are_valid_keys(signed_keys):
                 self._expel([site], "its keys for a sum are not valid X25519 keys")
-            elif not is_from_site(self.settings.study, site, self.sums.run_id, purpose, signature):
+            elif not is_from_site(self.settings.study, site, self.run_id, purpose, signature):
                 self._expel([site], "its keys for a sum are not signed with its key in the study")
             else:
                 valid[site] = signed_keys
@@ -242,10 +243,11 @@ class SecureSum:
         The sites are those of ``keys``. A site whose shares are not for exactly these is expelled.
         """
         sealed = self._unpacked(answers, masks.SEALED, record)
-        valid = {}
-        for site, share_for in sealed.items():
-            if set(share_for) == keys.keys() - {site}:
-                valid[site] = share_for
+        valid = {
+            site: share_for
+            for site, share_for in sealed.items()
+            if set(share_for) == keys.keys() - {site}
+        }
         self._expel(sealed.keys() - valid.keys(), "shares for other sites than the round's")
         return valid
 
@@ -287,22 +289,20 @@ class SecureSum:
     def _masks(
         self,
         begun: BegunSum,
-        shared: Collection[str],
+        secrets: Mapping[str, bytes],
         sent: Collection[str],
-        shares: BySite,
         received: str,
     ) -> NDArray[np.uint64]:
         """Return the masks [L] uint64 that do not cancel out in the sum of the vectors.
 
-        These are the own mask of each site that sent a vector, and the pair masks that those sites
-        share with a lost one. ``shared`` are the sites that dealt shares, ``sent`` those that sent
-        vectors, and ``shares`` what they reveal. ``received`` is the digest of what all were sent,
-        on which pair masks depend. Raises VoidRound where too many shares are wrong.
+        These are the own mask of each site that ``sent`` a vector, and the pair masks that those
+        sites share with a lost one. ``received`` is the digest of what all were sent, on which pair
+        masks depend.
         """
         study = study_id(self.settings.given)
-        name = masks.SumName(study, self.sums.run_id, self.settings.run.algo, self.number)
+        name = masks.SumName(study, self.run_id, self.settings.run.algo, self.number)
         total = np.zeros(self.size, np.uint64)
-        for site, secret in self._secrets(begun, shared, sent, shares).items():
+        for site, secret in secrets.items():
             if site in sent:
                 total += masks.own_mask(name, secret, site, self.size)
                 continue
@@ -320,9 +320,10 @@ class SecureSum:
         sent: Collection[str],
         shares: BySite,
     ) -> dict[str, bytes]:
-        """Return one private key of each site that dealt shares, recovered from the shares.
+        """Return one private key of each site that dealt shares (``shared``), by site.
 
-        It is the OWN key of a site that sent a vector, else its PAIR key. Raises VoidRound where
+        It is recovered from the ``shares`` that the sites reveal which ``sent`` vectors: the OWN
+        key of a site that sent one, else its PAIR key. Raises VoidRound where
         the shares of a key do not give it. Sites that give or have dealt wrong shares are expelled.
         """
         threshold = self._needed(begun.keys)
@@ -330,10 +331,8 @@ class SecureSum:
         secrets = {}
         for owner in shared:
             which = masks.OWN if owner in sent else masks.PAIR
-            given = {}  # Site -> the share that it gives of this owner's key
-            for site, shares_of_owners in shares.items():
-                if owner in shares_of_owners:
-                    given[site] = shares_of_owners[owner]
+            # site -> the share that it gives of this owner's key
+            given = {site: gives[owner] for site, gives in shares.items() if owner in gives}
             shares_of_key = {}  # Point -> share, of those that are right
             for site, share in given.items():
                 # a site's share of its own key comes with no digest: it speaks for itself
@@ -378,11 +377,9 @@ class SecureSum:
 
     def _expel(self, sites: Collection[str], why: str) -> None:
         """Refuse the sites in this round, and ask them nothing more in the run."""
-        self._refuse(sites, f"{why}; it takes no further part in this run")
-        self.sums.expelled.update(sites)
-
-    def _refuse(self, sites: Collection[str], why: str) -> None:
-        self.exchanged.refused |= dict.fromkeys(sites, f"secure aggregation: {why}")
+        refusal = f"secure aggregation: {why}; it takes no further part in this run"
+        self.exchanged.refused |= dict.fromkeys(sites, refusal)
+        self.federation.expelled.update(sites)
 
     def _check_enough(
         self, left: Collection[str], needed: int, sent: str, setting: str = "secagg-threshold"

@@ -6,7 +6,6 @@ A plain round is a flow of one step, `uploads_of`; a secure sum is one of four
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 from flwr.app import MessageType, RecordDict
 
@@ -14,7 +13,6 @@ from protofl_common.wire.records import SiteCard
 from protofl_common.wire.schema import RefusedMessage
 from server_app.run.replies import Exchanged, Records, ReplyReader, Upload
 
-T = TypeVar("T")
 Replies = Mapping[str, RecordDict]
 """Site -> what its reply has."""
 
@@ -29,7 +27,7 @@ class Question:
     largest: int = 0  # The most bytes that the arrays of a valid reply have
 
 
-Flow = Generator[Question, Replies, T]
+Flow = Generator[Question, Replies, list[Upload]]
 
 
 @dataclass(frozen=True)
@@ -44,7 +42,6 @@ class UploadRequest:
     about: Records  # Further records of every message of the round
     reader: ReplyReader
     at_once: int  # How many sites are asked at a time
-    fewest_replies: int
 
     def question(self, contents: Mapping[str, Records], reader: ReplyReader) -> Question:
         kind = MessageType.EVALUATE if self.exchanged.final else MessageType.TRAIN
@@ -67,7 +64,7 @@ class UploadRequest:
         return uploads
 
 
-def uploads_of(request: UploadRequest) -> Flow[list[Upload]]:
+def uploads_of(request: UploadRequest) -> Flow:
     """Ask each site for its upload, `at_once` sites at a time, and return the valid uploads."""
     uploads: list[Upload] = []
     if not request.sites:  # an empty question lets the exchange wait for late replies
@@ -80,5 +77,5 @@ def uploads_of(request: UploadRequest) -> Flow[list[Upload]]:
     return uploads
 
 
-AskForUploads = Callable[[UploadRequest], Flow[list[Upload]]]
+AskForUploads = Callable[[UploadRequest], Flow]
 """`uploads_of`, or `SecureSums.flow`, which returns one upload: the mean of all."""

@@ -11,7 +11,14 @@ from torch import Tensor
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.privacy.sums import Means
 from protofl_common.runs.folder import Seconds
-from protofl_common.wire.payloads import Payload, Value, check_size, largest_size, unpack_payload
+from protofl_common.wire.payloads import (
+    Payload,
+    StateDict,
+    Value,
+    check_size,
+    largest_size,
+    unpack_payload,
+)
 from protofl_common.wire.records import Report, SiteCard, unpack_report
 from protofl_common.wire.schema import Declared, Entry, Limits, RefusedMessage
 
@@ -45,6 +52,10 @@ class Upload:
     def weight(self) -> float:
         """Its weight in a mean by samples, smaller for a late upload."""
         return self.train_samples * self.age_factor
+
+    def weights(self, name: str = "weights") -> StateDict:
+        """Return the weights that were sent as the entry ``name``; {} if there are none."""
+        return self.payload.weights(name) or {}
 
     def with_entries(self, **entries: Value) -> Self:
         """Return this upload with these entries in the place of its own."""

@@ -17,7 +17,9 @@ from protofl_common.basics.seeding import derive_seed
 from protofl_common.basics.text import printable
 from protofl_common.experiment.catalog import CATALOG, half
 from protofl_common.maths.prototypes import Prototypes
+from protofl_common.models.build import initial_model
 from protofl_common.models.devices import seeded
+from protofl_common.models.split import SplitModel
 from protofl_common.runs.attributes import restore_attributes, tensors_of
 from protofl_common.tasks import task_of
 from protofl_common.wire.payloads import Payload, StateDict, template_of
@@ -152,6 +154,13 @@ class ServerStrategy(Generic[H]):
         factors = [upload.age_factor for upload in uploads if upload.site in sent]
         aggregator = self.federation.bounds.prototype_aggregator
         return aggregator.merge_prototypes([*sent.values()], weighting, previous, factors)
+
+    def drawn_model(self, arch: str, input_shape: tuple[int, ...]) -> SplitModel:
+        """Return a model with the first weights that the server draws; () leaves out its body."""
+        settings = self.settings
+        return initial_model(
+            arch, input_shape, self.task.num_outputs, settings.model, settings.run.seed, "global"
+        )
 
     def present_state(self) -> dict[str, Tensor]:
         """Return the tensors of the attributes in `state`, for a checkpoint.

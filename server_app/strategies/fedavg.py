@@ -10,7 +10,6 @@ n_i of an upload that is a rounds old is multiplied by (1 + a)^−``staleness``.
 
 from collections.abc import Sequence
 
-from protofl_common.models.build import initial_model
 from protofl_common.models.split import SplitModel
 from protofl_common.runs.events import Warned
 from protofl_common.wire.payloads import StateDict, declared_part
@@ -57,10 +56,7 @@ class FedAvg(ServerStrategy[H]):
         """
         heads_alone = self.shared_part.parts == ("head.",)
         shape = () if heads_alone else self.card.input_shape
-        settings = self.settings
-        return initial_model(
-            self.arch, shape, self.task.num_outputs, settings.model, settings.run.seed, "global"
-        )
+        return self.drawn_model(self.arch, shape)
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
         self.weights = self.averaged(uploads)
@@ -72,7 +68,7 @@ class FedAvg(ServerStrategy[H]):
         ``merging`` may put a median or trimmed mean in its place.
         """
         total = sum(upload.weight for upload in uploads)
-        sent = [upload.payload.weights(name) or {} for upload in uploads]
+        sent = [upload.weights(name) for upload in uploads]
         shares = [upload.weight / total for upload in uploads]
         return self.federation.bounds.weight_aggregator.merge_weights(sent, shares)
 

@@ -28,7 +28,7 @@ from server_app.strategies.fedavg import FedAvg
 class FedDAP(FedAvg[FedDAPHparams]):
     """Keeps the global model, and the prototypes of each domain, which `prototypes` joins."""
 
-    state: tuple[str, ...] = ("weights", "prototypes", "of_domains")
+    state = ("weights", "prototypes", "of_domains")
 
     def __init__(self, federation: Federation) -> None:
         super().__init__(federation)

@@ -21,7 +21,7 @@ from server_app.strategies.fedavg import FedAvg
 class FedDBE(FedAvg[FedDBEHparams]):
     """Keeps the global model, and m, of no batches until the first merge."""
 
-    state: tuple[str, ...] = ("weights", "mean")
+    state = ("weights", "mean")
 
     def __init__(self, federation: Federation) -> None:
         super().__init__(federation)

@@ -29,7 +29,7 @@ from server_app.strategies.base import (
 class FedDistill(ServerStrategy[FedDistillHparams]):
     """Keeps what every client sent last; in the first round there is nothing."""
 
-    state: tuple[str, ...] = ("outputs",)
+    state = ("outputs",)
 
     def __init__(self, federation: Federation) -> None:
         super().__init__(federation)

@@ -27,7 +27,7 @@ from server_app.strategies.fedavg import FedAvg
 class FedFA(FedAvg[FedFAHparams]):
     """Keeps the global model, and γ of every stage."""
 
-    state: tuple[str, ...] = ("weights", "coefficients")
+    state = ("weights", "coefficients")
 
     def __init__(self, federation: Federation) -> None:
         super().__init__(federation)
@@ -40,11 +40,7 @@ class FedFA(FedAvg[FedFAHparams]):
 
         As many of the largest and smallest averages as there may be liars are left out.
         """
-        sent = []
-        for upload in uploads:
-            averages = upload.payload.weights("averages")
-            if averages is not None:
-                sent.append(averages)
+        sent = [upload.weights("averages") for upload in uploads]
         without_liars = Aggregator("trimmed-mean", self.federation.bounds.liars)
         trim = without_liars.dropped_at_each_end(len(sent))
 

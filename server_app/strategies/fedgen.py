@@ -27,7 +27,7 @@ from server_app.strategies.fedavg import FedAvg
 class FedGen(FedAvg[FedGenHparams]):
     """Keeps the head, the generator with its optimizer, and the last round's label counts."""
 
-    state: tuple[str, ...] = ("weights", "generator", "optimizer", "random", "label_counts")
+    state = ("weights", "generator", "optimizer", "random", "label_counts")
     label_counts: torch.Tensor | None = None
 
     def __init__(self, federation: Federation) -> None:

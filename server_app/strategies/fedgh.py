@@ -23,7 +23,6 @@ optimizer of these steps has a client's network, not θ, whose first weights so 
 import torch
 
 from protofl_common.algorithms.base import ServerTrainingHparams
-from protofl_common.models.build import initial_model
 from server_app.learning.training import loss_of, server_device, train
 from server_app.strategies.base import Federation, ServerStrategy, StateDict, Upload, all_vectors
 
@@ -31,16 +30,13 @@ from server_app.strategies.base import Federation, ServerStrategy, StateDict, Up
 class FedGH(ServerStrategy[ServerTrainingHparams]):
     """Keeps θ, which is not trained where the setting ``head`` freezes it."""
 
-    state: tuple[str, ...] = ("head", "generator")
+    state = ("head", "generator")
 
     def __init__(self, federation: Federation) -> None:
         super().__init__(federation)
-        settings = self.settings
-        # () as shape of inputs: a model without a body, whose head takes the clients' vectors
-        model = initial_model(
-            self.card.arch, (), self.task.num_outputs, settings.model, settings.run.seed, "global"
-        )
-        self.head = model.head.eval().to(server_device(settings.machine))
+        # without a body: its head takes the clients' vectors
+        model = self.drawn_model(self.card.arch, ())
+        self.head = model.head.eval().to(server_device(self.settings.machine))
         self.generator = torch.Generator().manual_seed(self.seed)
 
     @property

@@ -23,7 +23,7 @@ from server_app.strategies.fedavg import FedAvg
 class FedKD(FedAvg[FedKDHparams]):
     """Keeps the student, its last update, and which clients have the student before that update."""
 
-    state: tuple[str, ...] = ("weights", "update", "holders")
+    state = ("weights", "update", "holders")
 
     def __init__(self, federation: Federation) -> None:
         super().__init__(federation)

@@ -36,7 +36,7 @@ from server_app.strategies.fedavg import FedAvg
 class FedNH(FedAvg[FedNHHparams]):
     """Keeps the body and a prototype of every class, which it draws itself."""
 
-    state: tuple[str, ...] = ("weights", "prototypes_CD")
+    state = ("weights", "prototypes_CD")
 
     def __init__(self, federation: Federation) -> None:
         super().__init__(federation)

@@ -28,7 +28,7 @@ from server_app.strategies.base import (
 class FedPCL(ServerStrategy[FedPCLHparams]):
     """Keeps the global prototypes and the last set of every client; at first there are none."""
 
-    state: tuple[str, ...] = ("prototypes", "sets")
+    state = ("prototypes", "sets")
 
     def __init__(self, federation: Federation) -> None:
         super().__init__(federation)

@@ -28,7 +28,7 @@ from server_app.strategies.fedavg import FedAvg
 class FedPLVM(FedAvg[FedPLVMHparams]):
     """Keeps the global model and the global prototypes; in the first round, no prototypes."""
 
-    state: tuple[str, ...] = ("weights", "prototypes")
+    state = ("weights", "prototypes")
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
         """Average the weights, and cluster the prototypes of all clients by class."""

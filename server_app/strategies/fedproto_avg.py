@@ -34,4 +34,4 @@ from server_app.strategies.fedproto import FedProto
 class FedProtoAvg(FedProto, FedAvg[FedProtoHparams]):
     """Keeps the global model and the global prototypes."""
 
-    state: tuple[str, ...] = ("weights", "prototypes")
+    state = ("weights", "prototypes")

@@ -25,7 +25,7 @@ from server_app.strategies.base import Federation, Prototypes, ServerStrategy, U
 class FedSA(ServerStrategy[FedSAHparams]):
     """Keeps an anchor of every class, and global prototypes; in the first round, no prototypes."""
 
-    state: tuple[str, ...] = ("anchors_CD", "prototypes")
+    state = ("anchors_CD", "prototypes")
 
     def __init__(self, federation: Federation) -> None:
         super().__init__(federation)

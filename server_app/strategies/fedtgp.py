@@ -42,7 +42,7 @@ Loss = Callable[[Tensor, Tensor, Tensor], Tensor]  # (P_i^c [B, D], their rows o
 class TrainedPrototypes(ServerStrategy[T]):
     """Keeps Ṕ, F and which classes have been seen; in the first round there is nothing to send."""
 
-    state: tuple[str, ...] = ("vectors_CD", "transform", "optimizer", "generator", "seen_C")
+    state = ("vectors_CD", "transform", "optimizer", "generator", "seen_C")
 
     def __init__(self, federation: Federation) -> None:
         super().__init__(federation)

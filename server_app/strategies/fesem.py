@@ -29,7 +29,7 @@ from server_app.strategies.fedavg import FedAvg
 class FeSEM(FedAvg[FeSEMHparams]):
     """Keeps the centres and the cluster of every client that has trained."""
 
-    state: tuple[str, ...] = ("centres", "cluster_of")
+    state = ("centres", "cluster_of")
 
     def __init__(self, federation: Federation) -> None:
         super().__init__(federation)
@@ -50,7 +50,7 @@ class FeSEM(FedAvg[FeSEMHparams]):
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
         """Assign each client to a cluster, and average the weights within each cluster."""
         # E-step
-        sent = [upload.payload.weights() or {} for upload in uploads]
+        sent = [upload.weights() for upload in uploads]
         vectors = np.stack([self._vector(weights) for weights in sent])
         clusters = self._nearest(vectors) if self.cluster_of else self._first_clusters(vectors)
         members: dict[int, list[Upload]] = {k: [] for k in sorted(set(clusters))}

@@ -45,7 +45,7 @@ ALIKE = ("dataset", "backbones", "dp", "dp-epsilon", "dp-delta", "dp-feature-cli
 class Gaussian(ServerStrategy[GaussianHparams]):
     """Keeps the moments of the last round's clients; each round asks for them anew."""
 
-    state: tuple[str, ...] = ("moments", "counts_C", "sent")
+    state = ("moments", "counts_C", "sent")
 
     def __init__(self, federation: Federation) -> None:
         super().__init__(federation)
@@ -68,9 +68,8 @@ class Gaussian(ServerStrategy[GaussianHparams]):
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
         sent = dict(self.earlier)
         for upload in uploads:
-            moments = upload.payload.weights("moments") or {}
             samples = torch.tensor(upload.train_samples, dtype=torch.float64)
-            sent[upload.site] = {**moments, SAMPLES: samples}
+            sent[upload.site] = {**upload.weights("moments"), SAMPLES: samples}
         clients = sum(upload.clients for upload in uploads)
         self.moments, self.counts_C = pooled(sent, self.settings, clients)
         self.sent = sent if self.hparams.revocable else {}

@@ -14,7 +14,6 @@ number of centres weighs a client.
 import torch
 
 from protofl_common.algorithms.mpft import MPFTHparams
-from protofl_common.models.build import initial_model
 from server_app.learning.training import loss_of, server_device, train
 from server_app.strategies.base import (
     Federation,
@@ -33,20 +32,12 @@ class MPFT(ServerStrategy[MPFTHparams]):
     Before the first training there is nothing to send.
     """
 
-    state: tuple[str, ...] = ("model", "generator", "centres")
+    state = ("model", "generator", "centres")
 
     def __init__(self, federation: Federation) -> None:
         super().__init__(federation)
-        settings = self.settings
-        self.model = initial_model(
-            self.card.arch,
-            self.card.input_shape,
-            self.task.num_outputs,
-            settings.model,
-            settings.run.seed,
-            "global",
-        )
-        self.model.to(server_device(settings.machine))
+        self.model = self.drawn_model(self.card.arch, self.card.input_shape)
+        self.model.to(server_device(self.settings.machine))
         self.generator = torch.Generator().manual_seed(self.seed)
         self.centres: dict[str, Prototypes] = {}
 

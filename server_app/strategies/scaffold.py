@@ -33,7 +33,7 @@ def weighed_alike(uploads: list[Upload]) -> list[Upload]:
 class KeepsMeanVariate(FedAvg[H]):
     """FedAvg that keeps ``control``, the mean of N clients' variates, and N of the last merge."""
 
-    state: tuple[str, ...] = ("weights", "control", "clients")
+    state = ("weights", "control", "clients")
 
     def __init__(self, federation: Federation) -> None:
         super().__init__(federation)

@@ -13,8 +13,7 @@ from flwr.app import MessageType
 
 from protofl_common.wire.payloads import Payload
 from protofl_common.wire.records import Report
-from server_app.protections.changes import CutChanges
-from server_app.round import view_of
+from server_app.protections.changes import cut_changes
 from server_app.run.replies import Upload
 from server_app.strategies.base import StateDict
 from tests.support import plain
@@ -153,7 +152,7 @@ def test_a_liar_is_bounded_in_a_cluster_of_two_and_changes_no_whole_numbers() ->
     server.cluster_of = {site: torch.tensor(int(site > "site-2")) for site in sites}
     places = [at(0.1), at(0.1), at(0.1), at(10.1), at(99, index=1000)]
 
-    accepted = CutChanges().accept(uploads(sites, places), view_of(server))
+    accepted = cut_changes(uploads(sites, places), server)
     server.merge(accepted.kept)
 
     assert float(server.centres["1"]["head.bias"][0]) == pytest.approx(10 + (0.1 + 0.2) / 2)

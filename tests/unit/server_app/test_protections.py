@@ -1,8 +1,8 @@
 """The server's protections: their order, when each acts, and what a chain of them remembers."""
 
-from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import pytest
@@ -10,49 +10,70 @@ import torch
 
 from protofl_common.maths.prototypes import Prototypes
 from server_app import protections
-from server_app.protections import PROTECTIONS, protections_of
-from server_app.protections.base import Accepted, Protection
-from server_app.protections.changes import CutChanges
-from server_app.protections.enough_replies import EnoughReplies
-from server_app.protections.outliers import RefuseOutliers
-from server_app.round import view_of
+from server_app.protections import PROTECTIONS
+from server_app.protections.base import Accepted
+from server_app.protections.changes import cut_changes
+from server_app.protections.enough_replies import enough_replies
+from server_app.protections.outliers import refuse_outliers
 from server_app.run.bounds import Bounds
 from server_app.run.replies import Upload
+from server_app.strategies.base import Strategy
 from tests.support.fakes import server_of, upload
 
-ALWAYS = ["RefuseOutliers", "BoundSamples", "EnoughReplies"]
+ALWAYS = ["refuse_outliers", "bound_samples"]
 
 
 def test_every_protection_has_its_place() -> None:
+    found = set()
     for path in Path(protections.__file__).parent.glob("*.py"):
-        import_module(f"server_app.protections.{path.stem}")
-    kinds = [type(protection) for protection in PROTECTIONS]
+        module = import_module(f"server_app.protections.{path.stem}")
+        for value in vars(module).values():
+            returns = getattr(value, "__annotations__", {}).get("return")
+            if isinstance(value, FunctionType) and returns is Accepted:
+                found.add(value)
 
-    assert set(kinds) == set(Protection.__subclasses__())
-    assert len(set(kinds)) == len(kinds)
+    assert set(PROTECTIONS) == found
+    assert len(set(PROTECTIONS)) == len(PROTECTIONS)
 
 
 @pytest.mark.parametrize(("algo", "settings", "more"), [
     ("fedavg", {}, []),
     ("fedavg", {"secagg": True}, None),
-    ("fedavg", {"max_update_ratio": 2.0}, ["CutChanges"]),
-    ("fedavg", {"liars": 1}, ["CutChanges"]),
+    ("fedavg", {"max_update_ratio": 2.0}, ["cut_changes"]),
+    ("fedavg", {"liars": 1}, ["cut_changes"]),
     ("fedproto", {"merging": "median"}, []),  # a mean of prototypes is trimmed itself
-    ("fedtgp", {"merging": "median"}, ["LeaveOutFarthest"]),
-    ("fedplvm", {"merging": "median"}, ["LeaveOutFarthest", "BoundVectors"]),
+    ("fedtgp", {"merging": "median"}, ["leave_out_farthest"]),
+    ("fedplvm", {"merging": "median"}, ["leave_out_farthest", "bound_vectors"]),
     ("fpl", {}, []),
-    ("mpft", {}, ["BoundVectors"]),
+    ("mpft", {}, ["bound_vectors"]),
 ])  # fmt: skip
 def test_protections_follow_from_settings(algo: str, settings: Any, more: Any) -> None:
-    """``more``: which protections act beside `ALWAYS`; None: one alone, as there is only a sum."""
-    view = view_of(server_of(algo, **settings))
+    """``more``: which protections look at uploads beside `ALWAYS`; None: none, as there is a sum.
 
-    acting = [type(protection).__name__ for protection in protections_of(view)]
+    All rounds need enough replies.
+    """
+    server = server_of(algo, **settings)
+    server.federation.cards["site-0"].train_samples = 10
+    server.federation.cards["site-0"].present = (0,)
+    sent = [upload("site-0", **entries_of(server))]
 
-    if more is None:  # the server sees a sum alone
-        assert acting == ["EnoughReplies"]
-    else:
-        assert acting == [*ALWAYS, *more]
+    acting = []
+    for protection in PROTECTIONS:
+        if protection(sent, server).kept is not sent:
+            acting.append(protection.__name__)
+
+    assert acting == ([] if more is None else [*ALWAYS, *more])
+    server.federation.fewest_replies = 2
+    assert enough_replies(sent, server).why_void
+
+
+def entries_of(server: Strategy) -> dict[str, Any]:
+    """Return what a client uploads: the server's own weights, or a prototype of one class."""
+    entries: dict[str, Any] = {}
+    for name in server.settings.exchange.up:
+        vector = Prototypes(torch.ones(1, 1), torch.tensor([0]))
+        entries[name] = server.value_of(name) if name == "weights" else vector
+    return entries
 
 
 def of_length(length: float, site: str) -> Upload:
@@ -63,19 +84,20 @@ def of_length(length: float, site: str) -> Upload:
 
 def test_a_void_round_still_says_who_was_refused_and_no_protection_follows() -> None:
     """Of three uploads one is too long; two are fewer than ``min-replies``."""
-    bounds = Bounds(max_norm_ratio=5)
-    view = replace(view_of(server_of("fedproto")), fewest_replies=3, bounds=bounds)
+    server = server_of("fedproto")
+    server.federation.bounds = Bounds(max_norm_ratio=5)
+    server.federation.fewest_replies = 3
     sent = [of_length(1.0, "a"), of_length(1.0, "b"), of_length(99.0, "c")]
 
-    after_first = Accepted(sent).then(RefuseOutliers(), view)
-    accepted = after_first.then(EnoughReplies(), view)
+    after_first = Accepted(sent).then(refuse_outliers, server)
+    accepted = after_first.then(enough_replies, server)
 
     assert accepted.why_void == "2 valid replies, fewer than min-replies = 3"
     assert accepted.refused.keys() == {"c"}
     assert accepted.kept == []
     # a protection that would find another reason is not asked
-    another = replace(view, fewest_replies=9)
-    assert accepted.then(EnoughReplies(), another) is accepted
+    server.federation.fewest_replies = 9
+    assert accepted.then(enough_replies, server) is accepted
 
 
 def test_an_upload_says_what_fraction_of_each_change_is_left() -> None:
@@ -84,7 +106,6 @@ def test_an_upload_says_what_fraction_of_each_change_is_left() -> None:
     The median length of changes is 1, of which twice is left of 8.
     """
     server = server_of("scaffold", liars=1)
-    view = view_of(server)
     moves = {"a": (0.1, 1.0), "b": (0.1, 1.0), "c": (0.1, 8.0)}
     uploads = []
     for site, (step, change) in moves.items():
@@ -92,7 +113,7 @@ def test_an_upload_says_what_fraction_of_each_change_is_left() -> None:
         control = {name: value + change for name, value in server.control.items()}
         uploads.append(upload(site, weights=weights, control=control))
 
-    accepted = CutChanges().accept(uploads, view)
+    accepted = cut_changes(uploads, server)
 
     fractions = [server.used_fraction(kept) for kept in accepted.kept]
     assert fractions == [1.0, 1.0, pytest.approx(2 / 8)]

@@ -17,12 +17,11 @@ from protofl_common.wire.payloads import Payload
 from protofl_common.wire.records import Report, SiteCard
 from protofl_common.wire.schema import Moments, RefusedMessage
 from server_app.network.admission import sample_sites
-from server_app.protections.base import View
 from server_app.protections.outliers import outliers
-from server_app.protections.samples import BoundSamples, most_samples
-from server_app.round import view_of
+from server_app.protections.samples import bound_samples, most_samples
 from server_app.run.bounds import Bounds
 from server_app.run.replies import check_claims
+from server_app.strategies.base import Strategy
 from tests.support.fakes import server_of, upload
 
 CARD = SiteCard(
@@ -132,10 +131,12 @@ def test_a_site_is_held_to_its_introduction(
         check_claims(claims, payload, CARD, training=True)
 
 
-def view_of_north() -> View:
-    """Return what protections know of a round with a single site, which has 30 samples."""
-    bounds = Bounds(max_samples_ratio=2.0, max_samples_lead=2.0)
-    return replace(view_of(server_of("fedproto")), bounds=bounds, cards={"north": CARD})
+def server_of_north() -> Strategy:
+    """Return the server of a run with a single site, which has 30 samples."""
+    server = server_of("fedproto")
+    server.federation.bounds = Bounds(max_samples_ratio=2.0, max_samples_lead=2.0)
+    server.federation.cards = {"north": CARD}
+    return server
 
 
 @pytest.mark.parametrize(("samples", "warnings"), [
@@ -149,7 +150,7 @@ def test_fewer_samples_than_a_site_joined_with_are_worth_a_warning(
     """Its data have changed, and are divided anew: it may be tested on what it was trained on."""
     sent = [upload("north", samples)]
 
-    reduced = BoundSamples().accept(sent, view_of_north()).reduced
+    reduced = bound_samples(sent, server_of_north()).reduced
 
     assert {text.partition(", and")[0] for text in reduced} == warnings
 
@@ -187,7 +188,7 @@ def test_label_counts_weigh_no_more_than_the_settings_say() -> None:
     claimed = torch.tensor([10**9, 0, 2 * 10**9])
     sent = [upload("north", 3 * 10**9, label_counts=claimed)]
 
-    (accepted,) = BoundSamples().accept(sent, view_of_north()).kept
+    (accepted,) = bound_samples(sent, server_of_north()).kept
 
     assert accepted.payload.counts("label_counts").tolist() == [20, 0, 40]
 

@@ -110,13 +110,13 @@ def test_a_runs_settings_count_but_for_its_folder_and_nothing_of_its_bundle() ->
 
 NAMED = """
 import sys, threading
-from protofl_common.config.python_names import allow_only, check_allowed
+from protofl_common.config.python_names import allow_only, check_allowed, module_of
 from protofl_common.experiment.node import allow_named
 def ask(config):
     allow_named(config)
     for key, name in config.items():
         try:
-            check_allowed((key, name))
+            check_allowed([(f"{key} = {name!r}", module_of(name))])
         except Exception as error:
             print(error)
 allow_only(["mynets"])

@@ -32,7 +32,7 @@ from protofl_common.wire.schema import Exchange, Weights
 class MoonHparams(Hparams):
     """Given as ``hparams = "mu=1.0, temperature=0.5"``."""
 
-    mu: float = option(default=1.0, minimum=0)
+    mu: float = option(default=1.0)
     temperature: float = option(default=0.5, above=0)
 
 
