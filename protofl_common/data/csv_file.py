@@ -146,6 +146,7 @@ def _by_arrow(file: Path, header: list[str] | None) -> CsvContent | None:
         )
         what = f"× {BLOCK_BYTES // 2**20} MB read of {file}"
         table = pyarrow.Table.from_batches(with_progress(reader, what), reader.schema)
+        table = table.combine_chunks()  # each column is then worked on at once
     except (OSError, UnicodeDecodeError, csv.Error, StopIteration, pyarrow.ArrowException):
         return None
 
@@ -163,9 +164,6 @@ def _plain_lines(file: Path, separator: str) -> int:
     without another quote or a line break; and lines end with a line feed, perhaps after a carriage
     return.
     """
-    sign = re.escape(separator.encode())
-    # a quoted value: from the start of a line or a separator to the next separator or line end
-    in_quotes = re.compile(rb'(?:^|(?<=[\n%b]))"[^"\r\n]*"(?=[\r\n%b]|$)' % (sign, sign))
     lines = 0
     with file.open("rb") as opened:
         if opened.read(len(_BYTE_ORDER_MARK)) != _BYTE_ORDER_MARK:
@@ -179,10 +177,28 @@ def _plain_lines(file: Path, separator: str) -> int:
                 lines += 1
             has_returns = b"\r" in chunk and chunk.count(b"\r") > chunk.count(b"\r\n")
             has_other_signs = has_returns or b"\0" in chunk
-            quotes = chunk.count(b'"')  # two for each quoted value, or there are others
-            has_other_quotes = bool(quotes) and quotes > 2 * len(in_quotes.findall(chunk))
-            if has_other_signs or has_other_quotes:
+            if has_other_signs or not _quotes_enclose_values(chunk, separator):
                 return 0
+
+
+def _quotes_enclose_values(lines: bytes, separator: str) -> bool:
+    """Return whether all quotes in whole lines enclose values, which have neither quote nor break.
+
+    Lines end with a line feed, perhaps after a carriage return.
+    """
+    if b'"' not in lines:
+        return True
+    signs = np.frombuffer(b"\n%b\n" % lines, np.uint8)
+    quotes = np.flatnonzero(signs == ord('"'))
+    if len(quotes) % 2:
+        return False
+    opening = quotes[::2]
+    closing = quotes[1::2]
+    begins_value = np.isin(signs[opening - 1], [*separator.encode(), *b"\n"])
+    ends_value = np.isin(signs[closing + 1], [*separator.encode(), *b"\r\n"])
+    breaks = np.flatnonzero(signs == ord("\n"))
+    in_one_line = np.searchsorted(breaks, opening) == np.searchsorted(breaks, closing)
+    return bool(begins_value.all() and ends_value.all() and in_one_line.all())
 
 
 def _may_be_refused(names: list[str], table: Any) -> bool:
