@@ -24,6 +24,7 @@ from protofl_common.tasks.metrics import (
     Scores,
     best_thresholds,
     evaluate_metrics,
+    to_step,
 )
 
 if TYPE_CHECKING:
@@ -168,24 +169,10 @@ class MultiLabel(Task):
         return samples
 
     def temperature(self, scores_NO: "Tensor", labels: "Tensor") -> float:
-        """Return the T for which `loss` of scores / T is least, of 161 tried; O = L.
-
-        T lies within four powers of ten of the scores' mean magnitude, as their unit is arbitrary
-        (squared distances). Unknown labels do not count, nor do scores of labels without prototypes
-        (± `LARGEST_SCORE`). T is 1 if no score is left, or all are 0.
-        """
-        import torch
-
+        """Return the T that fits best, without unknown labels, and labels without prototypes."""
         is_used_NL = (scores_NO.abs() < LARGEST_SCORE) & (labels != UNLABELLED)
-        if not bool(is_used_NL.any()):
-            return 1.0
-        mean_magnitude = float(scores_NO[is_used_NL].abs().mean())
-        if mean_magnitude <= 0:
-            return 1.0
         labels_NL = labels.where(is_used_NL, UNLABELLED)  # `loss` leaves these out
-        factors = torch.logspace(-4, 4, 161)  # 20 for each power of ten
-        losses = [self.loss(scores_NO / (mean_magnitude * t), labels_NL) for t in factors]
-        return mean_magnitude * float(factors[torch.stack(losses).argmin()])
+        return self._best_temperature(scores_NO, labels_NL, scores_NO[is_used_NL])
 
     # -- what may leave ----------------------------------------------------------------------------
     def large_classes(self, labels: Labels, least: int) -> Labels:
@@ -247,9 +234,7 @@ class MultiLabel(Task):
         for name, value in exact.items():
             # one sample moves a figure of the rarest label by 1 / its samples at most, an F1 by 2
             step = least * (2 if name == MACRO_F1 else 1) / smallest
-            nearest = step * round(value / step)
-            # rounding lifts no share above 1; a user's metric may be above it
-            rounded[name] = min(1.0, nearest) if value <= 1 else nearest
+            rounded[name] = to_step(value, step)
         return rounded
 
 
