@@ -71,27 +71,17 @@ class ArrowTexts(Sequence[str]):
             return np.array(compute.cast(filled, double))
         return np.array([number(text) for text in self])
 
-    def all_with(self, sign: str, pattern: str) -> bool:
-        """Return whether some texts have the sign, and all that have it match the pattern."""
+    def all_with(self, signs: str, pattern: str) -> bool:
+        """Return whether some texts have one of the signs, and all that have it match the pattern.
+
+        Both are regular expressions.
+        """
         from pyarrow import compute  # not for every command
 
-        with_sign = self.texts.filter(compute.match_substring(self.texts, sign))
+        with_sign = self.texts.filter(compute.match_substring_regex(self.texts, signs))
         trimmed = compute.utf8_trim_whitespace(with_sign)
         are_such = compute.match_substring_regex(trimmed, pattern)
         return len(with_sign) > 0 and bool(compute.all(are_such).as_py())
-
-    def has_decimal_commas(self) -> bool:
-        """Return whether all commas may be decimal ones; otherwise they may separate words."""
-        from pyarrow import compute  # not for every command
-
-        has_point = compute.any(compute.match_substring(self.texts, ".")).as_py()
-        return not has_point and self.all_with(",", _DECIMAL_COMMA)
-
-    def with_points(self) -> "ArrowTexts":
-        """Return the column with points in the place of commas."""
-        from pyarrow import compute  # not for every command
-
-        return ArrowTexts(compute.replace_substring(self.texts, ",", "."))
 
 
 class CsvContent(NamedTuple):
@@ -288,10 +278,13 @@ def _texts_of(columns: Iterable[Any], separator: str) -> list[ArrowTexts]:
     may be 1234: it is a number only if another column shows that the file's commas are decimal
     ones, as 18,5 does. In such a file 1.234 is unclear.
     """
+    from pyarrow import compute  # not for every command
+
     texts = [ArrowTexts(column) for column in columns]
     if separator == ",":
         return texts
-    are_decimal = [column.has_decimal_commas() for column in texts]
+    # with a point in the column, too, commas may separate words
+    are_decimal = [column.all_with("[.,]", _DECIMAL_COMMA) for column in texts]
     may_be_groups = [column.all_with(",", _ONE_GROUP) for column in texts]
     is_file_of_decimal_commas = any(
         decimal and not groups for decimal, groups in zip(are_decimal, may_be_groups, strict=True)
@@ -299,8 +292,8 @@ def _texts_of(columns: Iterable[Any], separator: str) -> list[ArrowTexts]:
     result = []
     for column, decimal in zip(texts, are_decimal, strict=True):
         if decimal and is_file_of_decimal_commas:
-            column = column.with_points()
-        elif decimal or (is_file_of_decimal_commas and column.all_with(".", _GROUPS_BY_POINTS)):
+            column = ArrowTexts(compute.replace_substring(column.texts, ",", "."))
+        elif decimal or (is_file_of_decimal_commas and column.all_with(r"\.", _GROUPS_BY_POINTS)):
             column = ArrowTexts(column.texts, are_unclear=True)
         result.append(column)
     return result

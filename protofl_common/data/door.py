@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +38,9 @@ from protofl_common.data.raw import (
     described,
     digests,
 )
+
+if TYPE_CHECKING:
+    from protofl_common.data.several_labels import SeveralLabels
 
 T = TypeVar("T")
 KEYS = ("inputs", "labels", "client", "split", "classes", "domain")
@@ -88,9 +91,11 @@ def doubts() -> Iterator[list[str]]:
 
 
 def say(text: str) -> None:
-    """Print a line about data that are admitted, but perhaps not as their owner thinks."""
-    _doubts.get([]).append(text)  # lost outside of `doubts`
-    show(text)
+    """Print a line, once, about data that are admitted, but perhaps not as their owner thinks."""
+    lines = _doubts.get([])  # lost outside of `doubts`
+    if text not in lines:
+        lines.append(text)
+        show(text)
 
 
 def show(text: str) -> None:
@@ -109,21 +114,6 @@ def with_progress(items: Iterable[T], what: str) -> Iterator[T]:
 
 
 # -- a data set
-class LabelReader(Protocol):
-    """Reads labels where a sample has several (`several_labels.SeveralLabels`)."""
-
-    def read(
-        self, values: Any, columns: Any, where: str, place: Place
-    ) -> tuple[Ints, tuple[str, ...], tuple[str, ...]]:
-        """Return labels [N, L], their names, and lines for their owner.
-
-        ``columns`` are the names of the labels that come with the ``values``, if any.
-        """
-
-    def check_inputs(self, columns: Iterable[str], labels: Iterable[str], where: str) -> None:
-        """Raise DataError for a column of inputs that has the name of a label."""
-
-
 def from_arrays(
     arrays: Mapping[str, Any],
     where: str,
@@ -132,7 +122,7 @@ def from_arrays(
     *,
     gaps: bool = False,
     columns: tuple[str, ...] = (),
-    several: LabelReader | None = None,
+    several: "SeveralLabels | None" = None,
 ) -> RawData:
     """Check named arrays, and make a data set of them.
 
@@ -195,7 +185,6 @@ def from_arrays(
         _check_none_missing(column, key, where, place)
         annotations[key] = column
 
-    notes: tuple[str, ...] = ()
     if several is None:
         from_setting = class_names(classes)
         from_array = _names_of_array(present.get("classes", ()), where)
@@ -204,9 +193,7 @@ def from_arrays(
             check_class_names(from_array, which, "in label order")
         labels, names = _labels(annotations["labels"], from_setting, from_array, where, place)
     else:
-        labels, names, notes = several.read(
-            present["labels"], present.get("classes", ()), where, place
-        )
+        labels, names = several.read(present["labels"], present.get("classes", ()), where, place)
         several.check_inputs(columns, names, where)
     domains = np.zeros(samples, np.int64)
     domain_names: tuple[str, ...] = ()
@@ -229,16 +216,15 @@ def from_arrays(
         domain_names,
         columns,
         by_client="client" in annotations,
-        notes=notes,
         place=place,
     )
 
 
 def without_copies(data: RawData, where: str) -> RawData:
-    """Return the data with each image or signal once; a note counts what is left out.
+    """Return the data with each image or signal once; a line counts what is left out.
 
     If copies stayed, one of them could be trained on and another tested. Equal rows of a table,
-    and equal texts, may be different samples: they stay, and the note counts them. If the data have
+    and equal texts, may be different samples: they stay, and the line counts them. If the data have
     no `RawData.contents`, these become the digests of the inputs. DataError for copies of one image
     that differ in label, part, client or domain.
     """
@@ -267,7 +253,8 @@ def without_copies(data: RawData, where: str) -> RawData:
         counts = f"{len(copies)} of {len(first_N)} samples {what} to others"
         cure = "leave them out if they are copies, which may be trained on and tested"
         elsewhere = f"{np.count_nonzero(differing)} of another label, part or client"
-        return replace(data, notes=(*data.notes, f"{where}: {counts} ({elsewhere}); {cure}"))
+        say(f"{where}: {counts} ({elsewhere}); {cure}")
+        return data
     for name, column in annotations.items():
         wrong = copies[column[copies] != column[first_N[copies]]]
         if len(wrong):
@@ -276,11 +263,11 @@ def without_copies(data: RawData, where: str) -> RawData:
             many = f"of two {name} ({len(wrong)} such copies)"
             raise DataError(f"{where}: {both} {what}, and {many}; leave one of them out")
     example = data.place(int(copies[0]))
-    note = f"{where}: left out {len(copies)} copies of other samples, such as {example}"
+    say(f"{where}: left out {len(copies)} copies of other samples, such as {example}")
     kept = {}
     for field in ("inputs", "labels", "domains", "official", "contents"):
         kept[field] = getattr(data, field)[is_first]
-    return replace(data, **kept, notes=(*data.notes, note))
+    return replace(data, **kept)
 
 
 # -- values

@@ -21,7 +21,7 @@ from protofl_common.basics.files import cache_folder, digest, locked, replacing
 from protofl_common.basics.text import as_file_name
 from protofl_common.config.datasets import is_own
 from protofl_common.config.sections import DataSettings
-from protofl_common.data.door import doubts, show, without_copies
+from protofl_common.data.door import doubts, without_copies
 from protofl_common.data.raw import DataError, RawData, are_images, resized, statistics
 from protofl_common.data.sources import source_of
 from protofl_common.tasks import kind_of, task_of
@@ -172,16 +172,14 @@ def _opened_in_state(folder: Path, state: tuple[tuple[int, int], ...]) -> Stored
 def _build(folder: Path, settings: DataSettings) -> StoredData | None:
     """Read and decode the data set, write it to the cache, and open it there; None if that fails.
 
-    Lines for the data's owner (`RawData.notes`) are printed; those that were printed meanwhile are
-    stored with them, as who opens the data from the cache would not learn of them.
+    Lines for the data's owner that are printed meanwhile are stored with them, as who opens the
+    data from the cache would not learn of them.
     """
-    with doubts() as said:
+    with doubts() as notes:
         raw = source_of(settings.dataset).read(settings)
         if is_own(settings.dataset):
             raw = without_copies(raw, settings.data_dir or settings.dataset)
-    for note in raw.notes:
-        show(note)
-    raw = replace(raw, notes=(*raw.notes, *said))
+    raw = replace(raw, notes=tuple(notes))
     # a row for each sample, if need be an empty one: no digests
     contents = raw.contents if len(raw.contents) else np.zeros((len(raw.labels), 0), np.uint8)
     raw = replace(raw, inputs=resized(raw.inputs, settings.image_size), contents=contents)
