@@ -60,8 +60,9 @@ class ArrowTexts(Sequence[str]):
         from pyarrow import compute
 
         if self.are_unclear:
-            has_no_sign = [re.search("[.,]", text) is None for text in self]
-            return np.where(has_no_sign, [number(text) for text in self], math.nan)
+            return np.array(
+                [math.nan if re.search("[.,]", text) else number(text) for text in self]
+            )
         double = pyarrow.float64()
         with suppress(pyarrow.ArrowInvalid):
             return np.array(compute.cast(self.texts, double))
@@ -165,7 +166,7 @@ def _plain_lines(file: Path, separator: str) -> int:
             lines += chunk.count(b"\n")
             if not chunk.endswith(b"\n"):  # the last line of the file may end without one
                 lines += 1
-            has_returns = b"\r" in chunk and chunk.count(b"\r") > chunk.count(b"\r\n")
+            has_returns = chunk.count(b"\r") > chunk.count(b"\r\n")  # alone
             has_other_signs = has_returns or b"\0" in chunk
             if has_other_signs or not _quotes_enclose_values(chunk, separator):
                 return 0

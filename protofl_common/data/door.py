@@ -185,15 +185,15 @@ def from_arrays(
         _check_none_missing(column, key, where, place)
         annotations[key] = column
 
+    from_array = _names_of_array(present.get("classes", ()), where)
     if several is None:
         from_setting = class_names(classes)
-        from_array = _names_of_array(present.get("classes", ()), where)
         if "classes" in present and not from_setting:
             which = f"{where}: classes = {present['classes']!r}"
             check_class_names(from_array, which, "in label order")
         labels, names = _labels(annotations["labels"], from_setting, from_array, where, place)
     else:
-        labels, names = several.read(present["labels"], present.get("classes", ()), where, place)
+        labels, names = several.read(present["labels"], from_array, where, place)
         several.check_inputs(columns, names, where)
     domains = np.zeros(samples, np.int64)
     domain_names: tuple[str, ...] = ()
@@ -403,18 +403,14 @@ def warn_of_rounding(
     with the feature's range: an id of ten digits, or a date in seconds, may become the same number
     for many samples.
     """
-    is_finite = np.isfinite(exact)
-    finite = exact[is_finite]
-    if not finite.size:
+    change = np.abs(exact - rounded)  # NaN for a gap
+    if np.isnan(change).all():
         return
-    change = np.zeros(exact.shape)
-    np.subtract(exact, rounded, out=change, where=is_finite)
-    np.abs(change, out=change)
-    spread = finite.max() - finite.min()
+    spread = np.nanmax(exact) - np.nanmin(exact)
     is_constant = spread == 0  # then its digits tell nothing
-    if is_constant or change.max() <= MOST_ROUNDED * spread:
+    if is_constant or np.nanmax(change) <= MOST_ROUNDED * spread:
         return
-    worst = np.unravel_index(int(change.argmax()), change.shape)
+    worst = np.unravel_index(int(np.nanargmax(change)), change.shape)
     row = int(worst[0])
     example = f"{exact[worst]:.17g} is {rounded[worst]:.17g} to a model (float32)"
     cure = "drop an id, or subtract what all share"

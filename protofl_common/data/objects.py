@@ -106,10 +106,10 @@ def joined_frames(frame: Any, labels: Any) -> Any:
     """
     if len(frame) != len(labels):
         raise DataError(f"data: {len(labels)} labels; there are {len(frame)} inputs")
+    if is_frame(labels) and len(labels.columns) == 1:
+        labels = labels.iloc[:, 0]
     if not is_frame(labels):
         return frame.assign(label=list(labels))
-    if len(labels.columns) == 1:
-        return frame.assign(label=list(labels.iloc[:, 0]))
     of_inputs = set(map(str, frame.columns))
     both = [str(name) for name in labels.columns if str(name) in of_inputs]
     if both:

@@ -65,23 +65,23 @@ def file_of(settings: DataSettings, suffixes: Sequence[str]) -> Path:
 
     DataError if there is none, or several.
     """
-    what = f"dataset {settings.dataset!r}"
     kinds = ", ".join(f"*{suffix}" for suffix in suffixes)
+    wanted = f"dataset {settings.dataset!r} needs one file ({kinds})"
+    where = f"data-dir = {settings.data_dir!r}: {wanted}"
     if not settings.data_dir:
-        raise DataError(f"data-dir = '': {what} needs a file ({kinds}); set data-dir to it")
+        raise DataError(f"{where}; set data-dir to it")
     path = _data_path(settings)
-    where = f"data-dir = {settings.data_dir!r}"
     if not (path.is_file() or path.is_dir()):  # a pipe can be read only once
-        raise DataError(f"{where}: there is no such file or folder ({what})")
+        raise DataError(f"{where}; there is no such file or folder")
     candidates = [path]
     if path.is_dir():  # what begins so, other programs have made: ._a.csv, ~$a.csv
         candidates = [file for file in sorted(path.iterdir()) if file.name[0] not in ".~"]
     files = [file for file in candidates if file.suffix.lower() in suffixes]
     if not files:
-        raise DataError(f"{where}: {what} needs one file ({kinds}); none there")
+        raise DataError(f"{where}; none there")
     if len(files) > 1:
-        several = f"several: {', '.join(file.name for file in files)}; name one of them"
-        raise DataError(f"{where}: {what} needs one file ({kinds}); {several}")
+        several = ", ".join(file.name for file in files)
+        raise DataError(f"{where}; several: {several}; name one of them")
     return files[0]
 
 
@@ -211,9 +211,9 @@ def read_text(settings: DataSettings) -> RawData:
     arrays: dict[str, Any] = {}
     for key in annotations[0]:
         arrays[key] = list(chain.from_iterable(part[key] for part in annotations))
-    texts_by_column = {}
-    for name in joined:
-        texts_by_column[name] = list(chain.from_iterable(rows.columns[name] for rows in parts))
+    texts_by_column = {
+        name: list(chain.from_iterable(rows.columns[name] for rows in parts)) for name in joined
+    }
     # in all files together: in a few texts a column may fit the labels by chance
     check_no_label(texts_by_column, arrays["labels"], where)
     if len(parts) == 2 and "split" not in arrays:  # test.csv comes first, see `locate_text`
@@ -566,13 +566,9 @@ def _inputs(
     """
     where = f"dataset = {name!r}"
     labels = whole[label][:]
-    kinds = {
-        column: kind
-        for column, kind in whole.features.items()
-        if column not in (label, *ANNOTATION_COLUMNS)
-    }
-    picked = {*chosen_names(settings, list(kinds), where)}
-    kinds = {column: kind for column, kind in kinds.items() if column in picked}
+    names = [column for column in whole.features if column not in (label, *ANNOTATION_COLUMNS)]
+    picked = {*chosen_names(settings, names, where)}
+    kinds = {column: whole.features[column] for column in names if column in picked}
     images = [column for column, kind in kinds.items() if isinstance(kind, datasets.Image)]
     texts = {}
     for column, kind in kinds.items():

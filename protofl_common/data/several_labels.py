@@ -21,7 +21,6 @@ from protofl_common.config.lists import as_list, as_setting, names_in
 from protofl_common.config.sections import DataSettings
 from protofl_common.data.door import (
     JOINTS,
-    as_array,
     check_class_names,
     class_names,
     is_gap,
@@ -148,7 +147,7 @@ class SeveralLabels:
                 raise DataError(f"{where}: {would}; {cure}")
 
     # -- of arrays
-    def read(self, values: Any, columns: Any, where: str, place: Place) -> ReadLabels:
+    def read(self, values: Any, columns: tuple[str, ...], where: str, place: Place) -> ReadLabels:
         """Read a matrix [samples, labels], or the names of the labels that each sample has.
 
         ``columns`` are the names of the matrix's columns, if they have any. ``where`` names the
@@ -163,8 +162,7 @@ class SeveralLabels:
         if _are_names(rows):
             labels, names = self._from_names(rows, where, place)
         else:
-            named = tuple(as_array(columns, f"{where}: classes").astype(str).tolist())
-            labels, names = self._from_matrix(rows, named, where, place)
+            labels, names = self._from_matrix(rows, columns, where, place)
         unknown = np.flatnonzero((labels == UNLABELLED).all(1))
         if len(unknown):
             many = f"{len(unknown)} of {len(rows)} samples"
@@ -238,9 +236,8 @@ class SeveralLabels:
         names the label. DataError for any other value.
         """
         is_gap_N = np.array([is_gap(value) for value in values])
-        numbers_N = np.zeros(len(values))  # gaps stay 0, and become `UNLABELLED` at the end
-        for row in np.flatnonzero(~is_gap_N).tolist():
-            numbers_N[row] = number(values[row])
+        numbers_N = np.array([number(value) for value in values])
+        numbers_N[is_gap_N] = 0  # they become `UNLABELLED` at the end
         is_uncertain_N = numbers_N == UNCERTAIN
         if self.uncertain == "missing":
             numbers_N[is_uncertain_N] = 0

@@ -91,7 +91,6 @@ def data_key(settings: DataSettings) -> str:
     That is the settings that shape samples, the source files, and the packages that decode. Keys
     are remembered, so a process does not notice files that change while it runs.
     """
-    listing = [_listing(path) for path in source_of(settings.dataset).locate(settings)]
     made_by = [version(package) for package in MADE_BY]
     # whether gaps are let in; what fills them is up to each client
     lets_gaps_in = settings.impute != "none"
@@ -99,7 +98,7 @@ def data_key(settings: DataSettings) -> str:
     images = (settings.image_size, settings.max_unreadable)
     labels = (settings.classes, settings.task, settings.label_map, settings.uncertain)
     shaping = (*images, settings.text_length, *labels, *table)
-    key = digest(FORMAT, settings.dataset, shaping, listing, made_by)
+    key = digest(FORMAT, settings.dataset, shaping, _listings(settings), made_by)
     return f"{as_file_name(settings.dataset)}-{key}"
 
 
@@ -108,8 +107,12 @@ def files_key(settings: DataSettings) -> str:
 
     Wherever the files lie; who has edited one of them has another data set.
     """
-    listings = [_listing(path) for path in source_of(settings.dataset).locate(settings)]
-    return digest(*[(size, time) for listing in listings for _, size, time in listing])
+    return digest(*[(size, time) for files in _listings(settings) for _, size, time in files])
+
+
+def _listings(settings: DataSettings) -> list[list[tuple[str, int, int]]]:
+    """Return for each source of a data set the name, size and time of change of all its files."""
+    return [_listing(path) for path in source_of(settings.dataset).locate(settings)]
 
 
 def _listing(path: Path) -> list[tuple[str, int, int]]:

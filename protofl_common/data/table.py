@@ -30,7 +30,6 @@ ANNOTATION_COLUMNS = {"label": "labels", "domain": "domain", "client": "client",
 """Columns of a file that are no inputs, and their names in `from_arrays`."""
 MOST_SHOWN = 20  # columns that an error names
 MOST_CATEGORIES = 12  # different texts of a column up to which an error proposes one-hot
-_SIGNS = frozenset("|:")  # that no category may have
 _NUMBERS = ("double", "float", "int32", "int64")
 """Types of Parquet that are read as arrays: these take an eighth of the memory."""
 _IN_GROUPS = re.compile(r"[-+]?\d{1,3}([.,']\d{3})+([.,]\d+)?")  # 1,234 or 1.234,50
@@ -374,7 +373,7 @@ def _read(
     problems: list[_Problem] = []
     for name, categories in map(name_and_categories, chosen):
         column = _Column(name, categories, columns[name])
-        exact: NDArray[Any] = _one_hot(column) if categories else _numbers(column.values)
+        exact: NDArray[Any] = _one_hot(column) if categories else _numbers(column.values)[:, None]
         with np.errstate(over="ignore"):  # a number too large becomes infinite, and is refused
             part = exact.astype(np.float32)
 
@@ -426,12 +425,12 @@ def _problem(
 
 
 def _numbers(values: Sequence[Any]) -> NDArray[np.float64]:
-    """Return the values as float64 [N, 1]; NaN for one that is no number."""
+    """Return the values as float64 [N]; NaN for one that is no number."""
     if isinstance(values, np.ndarray):
-        return values.astype(np.float64)[:, None]
+        return values.astype(np.float64)
     if isinstance(values, ArrowTexts):
-        return values.numbers()[:, None]
-    return np.array([[number(value)] for value in values], dtype=np.float64)
+        return values.numbers()
+    return np.array([number(value) for value in values])
 
 
 def _one_hot(column: _Column) -> Floats:
@@ -484,12 +483,14 @@ def _diagnosis(column: _Column, value: Any, is_present: NDArray[np.bool_]) -> tu
         advice = "make it one, such as days, or leave it out"
         return "is not a finite number but a date", advice, drop
     texts = [str(column.values[row]).strip() for row in np.flatnonzero(is_present).tolist()]
-    different = sorted(set(texts))
+    different = sorted(set(map(with_composed_letters, texts)))
     # if they are more than half as many as the samples, they may be names of these
     are_few = 2 <= len(different) <= min(MOST_CATEGORIES, len(texts) / 2)
-    # numbers among texts are not meant as categories, and those with `_SIGNS` cannot be written
-    if are_few and not any(is_number(text) or set(text) & _SIGNS for text in different):
-        one_hot = ("one-hot", f"{column.name}:{'|'.join(different)}")
+    # numbers among texts are not meant as categories, and some signs cannot be written
+    proposal = f"{column.name}:{'|'.join(different)}"
+    can_be_written = name_and_categories(proposal) == (column.name, tuple(different))
+    if are_few and can_be_written and not any(map(is_number, different)):
+        one_hot = ("one-hot", proposal)
         return "is not a finite number but text", "name its categories", one_hot
     what = f"is not a finite number ({len(different)} different values)"
     return what, "correct it, or leave it out", drop

@@ -5,6 +5,7 @@ with it (FedMLP, Sun et al., MICCAI 2024). A sample belongs to one of the two fo
 is known.
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -160,12 +161,10 @@ class MultiLabel(Task):
 
     def of_each(self, scores_NO: "Tensor") -> list[dict[str, float | None]]:
         samples: list[dict[str, float | None]] = []
-        is_known_NO = scores_NO.isfinite().tolist()
-        for values, are_known in zip(scores_NO.sigmoid().tolist(), is_known_NO, strict=True):
-            probabilities: dict[str, float | None] = {}
-            for name, value, is_known in zip(self.classes, values, are_known, strict=True):
-                probabilities[name] = value if is_known else None
-            samples.append(probabilities)
+        known_NO = scores_NO.sigmoid().where(scores_NO.isfinite(), math.nan)
+        for row in known_NO.tolist():
+            values = [None if math.isnan(value) else value for value in row]
+            samples.append(dict(zip(self.classes, values, strict=True)))
         return samples
 
     def temperature(self, scores_NO: "Tensor", labels: "Tensor") -> float:
@@ -190,10 +189,8 @@ class MultiLabel(Task):
         kept = [label for label in rarest_first if smaller_L[label] >= least]
         while kept and not _hides_small_groups(labels[:, kept], least):
             kept.pop(0)
-        classes: list[int] = []
-        for label in sorted(kept):
-            classes += [2 * label, 2 * label + 1]  # samples without the label, and with it
-        return np.array(classes, dtype=np.int64)
+        without_label = 2 * np.array(sorted(kept), dtype=np.int64)  # classes
+        return np.stack([without_label, without_label + 1], axis=1).ravel()
 
     def present_classes(self, labels: Labels) -> Labels:
         """Return, ascending, the classes to which any of the samples belongs.
