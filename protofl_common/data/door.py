@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,9 +38,6 @@ from protofl_common.data.raw import (
     described,
     digests,
 )
-
-if TYPE_CHECKING:
-    from protofl_common.data.several_labels import SeveralLabels
 
 T = TypeVar("T")
 KEYS = ("inputs", "labels", "client", "split", "classes", "domain")
@@ -114,6 +111,18 @@ def with_progress(items: Iterable[T], what: str) -> Iterator[T]:
 
 
 # -- a data set
+class LabelReader(Protocol):
+    """Reads labels where a sample has several (`several_labels.SeveralLabels`)."""
+
+    def read(
+        self, values: Any, columns: tuple[str, ...], where: str, place: Place
+    ) -> tuple[Ints, tuple[str, ...]]:
+        """Return labels [N, L], and their names; ``columns`` are those that the data give."""
+
+    def check_inputs(self, columns: Iterable[str], labels: Iterable[str], where: str) -> None:
+        """Raise DataError for a column of inputs that has the name of a label."""
+
+
 def from_arrays(
     arrays: Mapping[str, Any],
     where: str,
@@ -122,7 +131,7 @@ def from_arrays(
     *,
     gaps: bool = False,
     columns: tuple[str, ...] = (),
-    several: "SeveralLabels | None" = None,
+    several: LabelReader | None = None,
 ) -> RawData:
     """Check named arrays, and make a data set of them.
 
