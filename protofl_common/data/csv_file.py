@@ -127,7 +127,7 @@ def _by_arrow(file: Path, header: list[str] | None) -> CsvContent | None:
         # all columns as texts; called by their positions, as two of them may have one name
         texts = pyarrow.string()
         numbered = {str(position): texts for position, _ in enumerate(names)}
-        reader = arrow_csv.open_csv(
+        table = arrow_csv.read_csv(
             file,
             arrow_csv.ReadOptions(
                 block_size=BLOCK_BYTES, skip_rows=lines_before, column_names=list(numbered)
@@ -135,15 +135,13 @@ def _by_arrow(file: Path, header: list[str] | None) -> CsvContent | None:
             arrow_csv.ParseOptions(delimiter=separator),
             arrow_csv.ConvertOptions(column_types=numbered, strings_can_be_null=False),
         )
-        what = f"× {BLOCK_BYTES // 2**20} MB read of {file}"
-        table = pyarrow.Table.from_batches(with_progress(reader, what), reader.schema)
         table = table.combine_chunks()  # each column is then worked on at once
     except (OSError, UnicodeDecodeError, csv.Error, StopIteration, pyarrow.ArrowException):
         return None
 
     lines = range(lines_before + 1, last_line + 1)
     has_empty_lines = len(lines) != table.num_rows
-    if not lines or has_empty_lines or _may_be_refused(names, table):
+    if not lines or has_empty_lines or _may_repeat_names(names, table):
         return None
     return CsvContent(names, lines, _texts_of(table.columns, separator), last_line)
 
@@ -192,22 +190,17 @@ def _quotes_enclose_values(lines: bytes, separator: str) -> bool:
     return bool(begins_value.all() and ends_value.all() and in_one_line.all())
 
 
-def _may_be_refused(names: list[str], table: Any) -> bool:
-    """Return whether `_by_python` may refuse the table; then it has to read the file itself.
+def _may_repeat_names(names: list[str], table: Any) -> bool:
+    """Return whether a row may have the columns' names again, which `_by_python` refuses.
 
-    It refuses a row that has the columns' names again; if there is a column "label", that row has
-    the value "label" in it. And it refuses a value that is too long for Python's reader.
+    If there is a column "label", that row has the value "label" in it.
     """
     from pyarrow import compute  # not for every command
 
-    longest = csv.field_size_limit()
-    for name, texts in zip(names, table.columns, strict=True):
-        if name == "label" and compute.any(compute.match_substring(texts, name)).as_py():
-            return True
-        may_be_longer = texts.nbytes > longest  # all its values together
-        if may_be_longer and compute.max(compute.binary_length(texts)).as_py() > longest:
-            return True
-    return False
+    if "label" not in names:
+        return False
+    labels = table.column(names.index("label"))
+    return bool(compute.any(compute.match_substring(labels, "label")).as_py())
 
 
 def _by_python(file: Path, header: list[str] | None) -> CsvContent:
