@@ -498,14 +498,18 @@ def _label_column(
     ``ClassLabel``, or of a list of them where a sample has ``several`` labels. DataError if no
     column has the labels.
     """
-    found = [column for column in (JOINED if several else ("label",)) if column in kinds]
-    if not found and not several:
-        found = [name for name, kind in kinds.items() if isinstance(kind, datasets.ClassLabel)]
-    if not found or (len(found) > 1 and not several):
-        wanted = "'labels' with a list of labels for each sample" if several else "'label'"
+    wanted = "'label'"
+    found = [name for name, kind in kinds.items() if isinstance(kind, datasets.ClassLabel)]
+    if "label" in kinds:
+        found = ["label"]
+    if several:
+        wanted = "'labels' with a list of labels for each sample"
+        found = [column for column in JOINED if column in kinds][:1]
+    if len(found) != 1:
         raise DataError(f"{where}: has no column {wanted}; its columns: {', '.join(kinds)}")
     kind = kinds[found[0]]
-    return found[0], getattr(getattr(kind, "feature", kind), "names", None)
+    kind = getattr(kind, "feature", kind)  # of the entries of a list
+    return found[0], getattr(kind, "names", None)
 
 
 def _splits(parts: Mapping[str, Any], where: str) -> list[str]:

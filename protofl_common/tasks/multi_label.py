@@ -189,8 +189,9 @@ class MultiLabel(Task):
         kept = [label for label in rarest_first if smaller_L[label] >= least]
         while kept and not _hides_small_groups(labels[:, kept], least):
             kept.pop(0)
-        without_label = 2 * np.array(sorted(kept), dtype=np.int64)  # classes
-        return np.stack([without_label, without_label + 1], axis=1).ravel()
+        labels_K1 = np.array(sorted(kept), dtype=np.int64)[:, None]
+        classes_K2 = 2 * labels_K1 + [0, 1]  # of samples without the label, and with it
+        return classes_K2.ravel()
 
     def present_classes(self, labels: Labels) -> Labels:
         """Return, ascending, the classes to which any of the samples belongs.
