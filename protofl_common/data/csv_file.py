@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
@@ -28,13 +29,14 @@ _GROUPS_BY_POINTS = r"^[-+]?[1-9]\p{Nd}{0,2}(\.\p{Nd}{3})+$"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
+@dataclass(frozen=True, eq=False)
 class ArrowTexts(Sequence[str]):
     """A column of texts in PyArrow's memory, which become Python's when they are asked for."""
 
-    def __init__(self, texts: Any, *, are_unclear: bool = False) -> None:
-        self.texts = texts  # pyarrow.ChunkedArray, not yet stripped of spaces
-        # a comma or point may stand before decimals or between thousands: such a text is no number
-        self.are_unclear = are_unclear
+    texts: Any
+    """pyarrow.ChunkedArray, not yet stripped of spaces."""
+    are_unclear: bool = False
+    """A comma or point may stand before decimals or between thousands: such a text is no number."""
 
     def __len__(self) -> int:
         return len(self.texts)

@@ -170,7 +170,7 @@ def from_arrays(
         raise DataError(f"{where}: labels are {shown}, no list with one for each input")
     inputs = present["inputs"]
     if callable(inputs):  # it is called at the end, after all cheap checks
-        samples = len(present["labels"])
+        samples = len(given_labels)
     else:
         inputs = checked_inputs(inputs, where, place, gaps=gaps)
         samples = len(inputs)
@@ -178,9 +178,9 @@ def from_arrays(
     annotations = {}
     keys = ["client", "domain", "split"]
     if several is None:
-        _check_one_label_each(present["labels"], where)
+        _check_one_label_each(given_labels, where)
         keys.insert(0, "labels")
-    elif len(present["labels"]) != samples:
+    elif len(given_labels) != samples:
         raise DataError(f"{where}: {len(present['labels'])} labels; there are {samples} inputs")
     for key in keys:
         if key not in present:
@@ -202,7 +202,7 @@ def from_arrays(
             check_class_names(from_array, which, "in label order")
         labels, names = _labels(annotations["labels"], from_setting, from_array, where, place)
     else:
-        labels, names = several.read(present["labels"], from_array, where, place)
+        labels, names = several.read(given_labels, from_array, where, place)
         several.check_inputs(columns, names, where)
     domains = np.zeros(samples, np.int64)
     domain_names: tuple[str, ...] = ()
@@ -550,15 +550,14 @@ def check_classes(classes: Sequence[str], labels: Ints, where: str, place: Place
     """
     named = f"{where}: the labels"
     cure = "correct them, or name them in `classes`"
-    meanings = [meaning_of(name) for name in classes]
-    times = Counter(meanings)  # more than 1 for a class in two spellings
+    several_spellings = spelt_twice(classes)
     codes = _codes_of_gaps(classes)
     gaps = gaps_among(classes)
     doubtful = []
-    for name, meaning in zip(classes, meanings, strict=True):
+    for name in classes:
         # "none" may well be a class
-        stands_for_none = name in codes or (name in gaps and meaning != "none")
-        if times[meaning] > 1 or stands_for_none:
+        stands_for_none = name in codes or (name in gaps and meaning_of(name) != "none")
+        if name in several_spellings or stands_for_none:
             doubtful.append(name)
     if doubtful:
         alike = "are alike but for capitals and spaces, or stand for none"
@@ -627,8 +626,7 @@ def joins_labels(label: str, labels: set[str]) -> bool:
 
 def _say_which_are_alike(names: Sequence[str], what: str) -> None:
     """Print a line if two names of clients may be one client's: ``P1`` and ``p1``, 1 and 1.0."""
-    times = Counter(map(meaning_of, names))
-    alike = [name for name in names if times[meaning_of(name)] > 1]
+    alike = spelt_twice(names)
     if alike:
         shown = first_of(map(repr, alike))
         say(f"{what}: {shown} are alike but for capitals, spaces or zeros; they count as several")
@@ -641,6 +639,12 @@ def letters_of(name: str) -> str:
     would take ``female`` for ``male``.
     """
     return re.sub(r"[\W_]", "", name.casefold()) or name
+
+
+def spelt_twice(names: Sequence[str]) -> list[str]:
+    """Return the names of which another of them is a second spelling (`meaning_of`)."""
+    times = Counter(map(meaning_of, names))
+    return [name for name in names if times[meaning_of(name)] > 1]
 
 
 def meaning_of(label: str) -> float | str:

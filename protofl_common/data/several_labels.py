@@ -7,7 +7,6 @@ unknown for all samples. What else is in the data is named, with its place and a
 
 import math
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -26,9 +25,9 @@ from protofl_common.data.door import (
     is_gap,
     joins_labels,
     letters_of,
-    meaning_of,
     number,
     say,
+    spelt_twice,
 )
 from protofl_common.data.raw import DataError, Ints, Place
 from protofl_common.data.table import ANNOTATION_COLUMNS, name_and_categories
@@ -340,11 +339,12 @@ def _check_spellings(named: set[str], where: str) -> None:
 
     Where the run names its labels, such a name is none of them (`_cure_of_foreign`).
     """
-    times = Counter(map(meaning_of, named))
-    for name in sorted(named):
+    names = sorted(named)
+    several_spellings = spelt_twice(names)
+    for name in names:
         if joins_labels(name, named):
             raise DataError(f"{where}: {name!r} joins other labels; write '{JOINT}' between them")
-        if times[meaning_of(name)] > 1:
+        if name in several_spellings:
             raise DataError(f"{where}: {name!r} is also written in other letters; write it alike")
 
 
