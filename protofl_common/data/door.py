@@ -170,7 +170,7 @@ def from_arrays(
         raise DataError(f"{where}: labels are {shown}, no list with one for each input")
     inputs = present["inputs"]
     if callable(inputs):  # it is called at the end, after all cheap checks
-        samples = len(given_labels)
+        samples = len(present["labels"])
     else:
         inputs = checked_inputs(inputs, where, place, gaps=gaps)
         samples = len(inputs)
@@ -180,7 +180,7 @@ def from_arrays(
     if several is None:
         _check_one_label_each(given_labels, where)
         keys.insert(0, "labels")
-    elif len(given_labels) != samples:
+    elif len(present["labels"]) != samples:
         raise DataError(f"{where}: {len(present['labels'])} labels; there are {samples} inputs")
     for key in keys:
         if key not in present:

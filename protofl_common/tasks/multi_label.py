@@ -190,7 +190,7 @@ class MultiLabel(Task):
         while kept and not _hides_small_groups(labels[:, kept], least):
             kept.pop(0)
         labels_K1 = np.array(sorted(kept), dtype=np.int64)[:, None]
-        classes_K2 = 2 * labels_K1 + [0, 1]  # of samples without the label, and with it
+        classes_K2: Labels = 2 * labels_K1 + np.arange(2)  # without the label, and with it
         return classes_K2.ravel()
 
     def present_classes(self, labels: Labels) -> Labels:
