@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
@@ -28,13 +29,14 @@ _GROUPS_BY_POINTS = r"^[-+]?[1-9]\p{Nd}{0,2}(\.\p{Nd}{3})+$"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
+@dataclass(frozen=True, eq=False)
 class ArrowTexts(Sequence[str]):
     """A column of texts in PyArrow's memory, which become Python's when they are asked for."""
 
-    def __init__(self, texts: Any, *, are_unclear: bool = False) -> None:
-        self.texts = texts  # pyarrow.ChunkedArray, not yet stripped of spaces
-        # a comma or point may stand before decimals or between thousands: such a text is no number
-        self.are_unclear = are_unclear
+    texts: Any
+    """pyarrow.ChunkedArray, not yet stripped of spaces."""
+    are_unclear: bool = False
+    """A comma or point may stand before decimals or between thousands: such a text is no number."""
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -60,8 +62,9 @@ class ArrowTexts(Sequence[str]):
         from pyarrow import compute
 
         if self.are_unclear:
-            has_no_sign = [re.search("[.,]", text) is None for text in self]
-            return np.where(has_no_sign, [number(text) for text in self], math.nan)
+            return np.array(
+                [math.nan if re.search("[.,]", text) else number(text) for text in self]
+            )
         double = pyarrow.float64()
         with suppress(pyarrow.ArrowInvalid):
             return np.array(compute.cast(self.texts, double))
@@ -71,27 +74,17 @@ class ArrowTexts(Sequence[str]):
             return np.array(compute.cast(filled, double))
         return np.array([number(text) for text in self])
 
-    def all_with(self, sign: str, pattern: str) -> bool:
-        """Return whether some texts have the sign, and all that have it match the pattern."""
+    def all_with(self, signs: str, pattern: str) -> bool:
+        """Return whether some texts have one of the signs, and all that have it match the pattern.
+
+        Both are regular expressions.
+        """
         from pyarrow import compute  # not for every command
 
-        with_sign = self.texts.filter(compute.match_substring(self.texts, sign))
+        with_sign = self.texts.filter(compute.match_substring_regex(self.texts, signs))
         trimmed = compute.utf8_trim_whitespace(with_sign)
         are_such = compute.match_substring_regex(trimmed, pattern)
         return len(with_sign) > 0 and bool(compute.all(are_such).as_py())
-
-    def has_decimal_commas(self) -> bool:
-        """Return whether all commas may be decimal ones; otherwise they may separate words."""
-        from pyarrow import compute  # not for every command
-
-        has_point = compute.any(compute.match_substring(self.texts, ".")).as_py()
-        return not has_point and self.all_with(",", _DECIMAL_COMMA)
-
-    def with_points(self) -> "ArrowTexts":
-        """Return the column with points in the place of commas."""
-        from pyarrow import compute  # not for every command
-
-        return ArrowTexts(compute.replace_substring(self.texts, ",", "."))
 
 
 class CsvContent(NamedTuple):
@@ -136,7 +129,7 @@ def _by_arrow(file: Path, header: list[str] | None) -> CsvContent | None:
         # all columns as texts; called by their positions, as two of them may have one name
         texts = pyarrow.string()
         numbered = {str(position): texts for position, _ in enumerate(names)}
-        reader = arrow_csv.open_csv(
+        table = arrow_csv.read_csv(
             file,
             arrow_csv.ReadOptions(
                 block_size=BLOCK_BYTES, skip_rows=lines_before, column_names=list(numbered)
@@ -144,14 +137,13 @@ def _by_arrow(file: Path, header: list[str] | None) -> CsvContent | None:
             arrow_csv.ParseOptions(delimiter=separator),
             arrow_csv.ConvertOptions(column_types=numbered, strings_can_be_null=False),
         )
-        what = f"× {BLOCK_BYTES // 2**20} MB read of {file}"
-        table = pyarrow.Table.from_batches(with_progress(reader, what), reader.schema)
+        table = table.combine_chunks()  # each column is then worked on at once
     except (OSError, UnicodeDecodeError, csv.Error, StopIteration, pyarrow.ArrowException):
         return None
 
     lines = range(lines_before + 1, last_line + 1)
     has_empty_lines = len(lines) != table.num_rows
-    if not lines or has_empty_lines or _may_be_refused(names, table):
+    if not lines or has_empty_lines or _may_repeat_names(names, table):
         return None
     return CsvContent(names, lines, _texts_of(table.columns, separator), last_line)
 
@@ -163,9 +155,6 @@ def _plain_lines(file: Path, separator: str) -> int:
     without another quote or a line break; and lines end with a line feed, perhaps after a carriage
     return.
     """
-    sign = re.escape(separator.encode())
-    # a quoted value: from the start of a line or a separator to the next separator or line end
-    in_quotes = re.compile(rb'(?:^|(?<=[\n%b]))"[^"\r\n]*"(?=[\r\n%b]|$)' % (sign, sign))
     lines = 0
     with file.open("rb") as opened:
         if opened.read(len(_BYTE_ORDER_MARK)) != _BYTE_ORDER_MARK:
@@ -177,30 +166,43 @@ def _plain_lines(file: Path, separator: str) -> int:
             lines += chunk.count(b"\n")
             if not chunk.endswith(b"\n"):  # the last line of the file may end without one
                 lines += 1
-            has_returns = b"\r" in chunk and chunk.count(b"\r") > chunk.count(b"\r\n")
+            has_returns = chunk.count(b"\r") > chunk.count(b"\r\n")  # alone
             has_other_signs = has_returns or b"\0" in chunk
-            quotes = chunk.count(b'"')  # two for each quoted value, or there are others
-            has_other_quotes = bool(quotes) and quotes > 2 * len(in_quotes.findall(chunk))
-            if has_other_signs or has_other_quotes:
+            if has_other_signs or not _quotes_enclose_values(chunk, separator):
                 return 0
 
 
-def _may_be_refused(names: list[str], table: Any) -> bool:
-    """Return whether `_by_python` may refuse the table; then it has to read the file itself.
+def _quotes_enclose_values(lines: bytes, separator: str) -> bool:
+    """Return whether all quotes in whole lines enclose values, which have neither quote nor break.
 
-    It refuses a row that has the columns' names again; if there is a column "label", that row has
-    the value "label" in it. And it refuses a value that is too long for Python's reader.
+    Lines end with a line feed, perhaps after a carriage return.
+    """
+    if b'"' not in lines:
+        return True
+    signs = np.frombuffer(b"\n%b\n" % lines, np.uint8)
+    quotes = np.flatnonzero(signs == ord('"'))
+    if len(quotes) % 2:
+        return False
+    opening = quotes[::2]
+    closing = quotes[1::2]
+    begins_value = np.isin(signs[opening - 1], [*separator.encode(), *b"\n"])
+    ends_value = np.isin(signs[closing + 1], [*separator.encode(), *b"\r\n"])
+    breaks = np.flatnonzero(signs == ord("\n"))
+    in_one_line = np.searchsorted(breaks, opening) == np.searchsorted(breaks, closing)
+    return bool(begins_value.all() and ends_value.all() and in_one_line.all())
+
+
+def _may_repeat_names(names: list[str], table: Any) -> bool:
+    """Return whether a row may have the columns' names again, which `_by_python` refuses.
+
+    If there is a column "label", that row has the value "label" in it.
     """
     from pyarrow import compute  # not for every command
 
-    longest = csv.field_size_limit()
-    for name, texts in zip(names, table.columns, strict=True):
-        if name == "label" and compute.any(compute.match_substring(texts, name)).as_py():
-            return True
-        may_be_longer = texts.nbytes > longest  # all its values together
-        if may_be_longer and compute.max(compute.binary_length(texts)).as_py() > longest:
-            return True
-    return False
+    if "label" not in names:
+        return False
+    labels = table.column(names.index("label"))
+    return bool(compute.any(compute.match_substring(labels, "label")).as_py())
 
 
 def _by_python(file: Path, header: list[str] | None) -> CsvContent:
@@ -272,10 +274,13 @@ def _texts_of(columns: Iterable[Any], separator: str) -> list[ArrowTexts]:
     may be 1234: it is a number only if another column shows that the file's commas are decimal
     ones, as 18,5 does. In such a file 1.234 is unclear.
     """
+    from pyarrow import compute  # not for every command
+
     texts = [ArrowTexts(column) for column in columns]
     if separator == ",":
         return texts
-    are_decimal = [column.has_decimal_commas() for column in texts]
+    # with a point in the column, too, commas may separate words
+    are_decimal = [column.all_with("[.,]", _DECIMAL_COMMA) for column in texts]
     may_be_groups = [column.all_with(",", _ONE_GROUP) for column in texts]
     is_file_of_decimal_commas = any(
         decimal and not groups for decimal, groups in zip(are_decimal, may_be_groups, strict=True)
@@ -283,8 +288,8 @@ def _texts_of(columns: Iterable[Any], separator: str) -> list[ArrowTexts]:
     result = []
     for column, decimal in zip(texts, are_decimal, strict=True):
         if decimal and is_file_of_decimal_commas:
-            column = column.with_points()
-        elif decimal or (is_file_of_decimal_commas and column.all_with(".", _GROUPS_BY_POINTS)):
+            column = ArrowTexts(compute.replace_substring(column.texts, ",", "."))
+        elif decimal or (is_file_of_decimal_commas and column.all_with(r"\.", _GROUPS_BY_POINTS)):
             column = ArrowTexts(column.texts, are_unclear=True)
         result.append(column)
     return result

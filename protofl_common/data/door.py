@@ -88,9 +88,11 @@ def doubts() -> Iterator[list[str]]:
 
 
 def say(text: str) -> None:
-    """Print a line about data that are admitted, but perhaps not as their owner thinks."""
-    _doubts.get([]).append(text)  # lost outside of `doubts`
-    show(text)
+    """Print a line, once, about data that are admitted, but perhaps not as their owner thinks."""
+    lines = _doubts.get([])  # lost outside of `doubts`
+    if text not in lines:
+        lines.append(text)
+        show(text)
 
 
 def show(text: str) -> None:
@@ -113,12 +115,9 @@ class LabelReader(Protocol):
     """Reads labels where a sample has several (`several_labels.SeveralLabels`)."""
 
     def read(
-        self, values: Any, columns: Any, where: str, place: Place
-    ) -> tuple[Ints, tuple[str, ...], tuple[str, ...]]:
-        """Return labels [N, L], their names, and lines for their owner.
-
-        ``columns`` are the names of the labels that come with the ``values``, if any.
-        """
+        self, values: Any, columns: tuple[str, ...], where: str, place: Place
+    ) -> tuple[Ints, tuple[str, ...]]:
+        """Return labels [N, L], and their names; ``columns`` are those that the data give."""
 
     def check_inputs(self, columns: Iterable[str], labels: Iterable[str], where: str) -> None:
         """Raise DataError for a column of inputs that has the name of a label."""
@@ -179,7 +178,7 @@ def from_arrays(
     annotations = {}
     keys = ["client", "domain", "split"]
     if several is None:
-        _check_one_label_each(present["labels"], where)
+        _check_one_label_each(given_labels, where)
         keys.insert(0, "labels")
     elif len(present["labels"]) != samples:
         raise DataError(f"{where}: {len(present['labels'])} labels; there are {samples} inputs")
@@ -195,18 +194,15 @@ def from_arrays(
         _check_none_missing(column, key, where, place)
         annotations[key] = column
 
-    notes: tuple[str, ...] = ()
+    from_array = _names_of_array(present.get("classes", ()), where)
     if several is None:
         from_setting = class_names(classes)
-        from_array = _names_of_array(present.get("classes", ()), where)
         if "classes" in present and not from_setting:
             which = f"{where}: classes = {present['classes']!r}"
             check_class_names(from_array, which, "in label order")
         labels, names = _labels(annotations["labels"], from_setting, from_array, where, place)
     else:
-        labels, names, notes = several.read(
-            present["labels"], present.get("classes", ()), where, place
-        )
+        labels, names = several.read(given_labels, from_array, where, place)
         several.check_inputs(columns, names, where)
     domains = np.zeros(samples, np.int64)
     domain_names: tuple[str, ...] = ()
@@ -229,16 +225,15 @@ def from_arrays(
         domain_names,
         columns,
         by_client="client" in annotations,
-        notes=notes,
         place=place,
     )
 
 
 def without_copies(data: RawData, where: str) -> RawData:
-    """Return the data with each image or signal once; a note counts what is left out.
+    """Return the data with each image or signal once; a line counts what is left out.
 
     If copies stayed, one of them could be trained on and another tested. Equal rows of a table,
-    and equal texts, may be different samples: they stay, and the note counts them. If the data have
+    and equal texts, may be different samples: they stay, and the line counts them. If the data have
     no `RawData.contents`, these become the digests of the inputs. DataError for copies of one image
     that differ in label, part, client or domain.
     """
@@ -267,7 +262,8 @@ def without_copies(data: RawData, where: str) -> RawData:
         counts = f"{len(copies)} of {len(first_N)} samples {what} to others"
         cure = "leave them out if they are copies, which may be trained on and tested"
         elsewhere = f"{np.count_nonzero(differing)} of another label, part or client"
-        return replace(data, notes=(*data.notes, f"{where}: {counts} ({elsewhere}); {cure}"))
+        say(f"{where}: {counts} ({elsewhere}); {cure}")
+        return data
     for name, column in annotations.items():
         wrong = copies[column[copies] != column[first_N[copies]]]
         if len(wrong):
@@ -276,11 +272,11 @@ def without_copies(data: RawData, where: str) -> RawData:
             many = f"of two {name} ({len(wrong)} such copies)"
             raise DataError(f"{where}: {both} {what}, and {many}; leave one of them out")
     example = data.place(int(copies[0]))
-    note = f"{where}: left out {len(copies)} copies of other samples, such as {example}"
+    say(f"{where}: left out {len(copies)} copies of other samples, such as {example}")
     kept = {}
     for field in ("inputs", "labels", "domains", "official", "contents"):
         kept[field] = getattr(data, field)[is_first]
-    return replace(data, **kept, notes=(*data.notes, note))
+    return replace(data, **kept)
 
 
 # -- values
@@ -416,18 +412,14 @@ def warn_of_rounding(
     with the feature's range: an id of ten digits, or a date in seconds, may become the same number
     for many samples.
     """
-    is_finite = np.isfinite(exact)
-    finite = exact[is_finite]
-    if not finite.size:
+    change = np.abs(exact - rounded)  # NaN for a gap
+    if np.isnan(change).all():
         return
-    change = np.zeros(exact.shape)
-    np.subtract(exact, rounded, out=change, where=is_finite)
-    np.abs(change, out=change)
-    spread = finite.max() - finite.min()
+    spread = np.nanmax(exact) - np.nanmin(exact)
     is_constant = spread == 0  # then its digits tell nothing
-    if is_constant or change.max() <= MOST_ROUNDED * spread:
+    if is_constant or np.nanmax(change) <= MOST_ROUNDED * spread:
         return
-    worst = np.unravel_index(int(change.argmax()), change.shape)
+    worst = np.unravel_index(int(np.nanargmax(change)), change.shape)
     row = int(worst[0])
     example = f"{exact[worst]:.17g} is {rounded[worst]:.17g} to a model (float32)"
     cure = "drop an id, or subtract what all share"
@@ -558,15 +550,14 @@ def check_classes(classes: Sequence[str], labels: Ints, where: str, place: Place
     """
     named = f"{where}: the labels"
     cure = "correct them, or name them in `classes`"
-    meanings = [meaning_of(name) for name in classes]
-    times = Counter(meanings)  # more than 1 for a class in two spellings
+    several_spellings = spelt_twice(classes)
     codes = _codes_of_gaps(classes)
     gaps = gaps_among(classes)
     doubtful = []
-    for name, meaning in zip(classes, meanings, strict=True):
+    for name in classes:
         # "none" may well be a class
-        stands_for_none = name in codes or (name in gaps and meaning != "none")
-        if times[meaning] > 1 or stands_for_none:
+        stands_for_none = name in codes or (name in gaps and meaning_of(name) != "none")
+        if name in several_spellings or stands_for_none:
             doubtful.append(name)
     if doubtful:
         alike = "are alike but for capitals and spaces, or stand for none"
@@ -635,8 +626,7 @@ def joins_labels(label: str, labels: set[str]) -> bool:
 
 def _say_which_are_alike(names: Sequence[str], what: str) -> None:
     """Print a line if two names of clients may be one client's: ``P1`` and ``p1``, 1 and 1.0."""
-    times = Counter(map(meaning_of, names))
-    alike = [name for name in names if times[meaning_of(name)] > 1]
+    alike = spelt_twice(names)
     if alike:
         shown = first_of(map(repr, alike))
         say(f"{what}: {shown} are alike but for capitals, spaces or zeros; they count as several")
@@ -649,6 +639,12 @@ def letters_of(name: str) -> str:
     would take ``female`` for ``male``.
     """
     return re.sub(r"[\W_]", "", name.casefold()) or name
+
+
+def spelt_twice(names: Sequence[str]) -> list[str]:
+    """Return the names of which another of them is a second spelling (`meaning_of`)."""
+    times = Counter(map(meaning_of, names))
+    return [name for name in names if times[meaning_of(name)] > 1]
 
 
 def meaning_of(label: str) -> float | str:

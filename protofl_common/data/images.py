@@ -26,7 +26,7 @@ import numpy as np
 from protofl_common.basics.files import cache_folder, make_private
 from protofl_common.basics.text import first_of, with_composed_letters
 from protofl_common.config.sections import DataSettings
-from protofl_common.data.door import class_names, from_arrays, letters_of, with_progress
+from protofl_common.data.door import class_names, from_arrays, letters_of, say, with_progress
 from protofl_common.data.raw import DataError, Images, Place, RawData, digests
 from protofl_common.data.several_labels import SeveralLabels
 
@@ -139,7 +139,8 @@ def read_folder(settings: DataSettings, domains: Sequence[Path] = ()) -> RawData
         names = sorted({*names})
         indices = np.array([names.index(name) for name in data.domain_names], np.int64)
         data = replace(data, domains=indices[data.domains], domain_names=tuple(names))
-    return replace(data, notes=(note, *data.notes))
+    say(note)
+    return data
 
 
 def _images_in(
@@ -316,7 +317,7 @@ def with_images(
     """Make a data set of these image files; ``arrays`` has their labels, domains and parts.
 
     The arrays are checked before an image is decoded. If ``max-unreadable`` allows it, files that
-    cannot be read are left out as if they were not there, and the notes name them. DataError if the
+    cannot be read are left out as if they were not there, and lines name them. DataError if the
     arrays are wrong, too many files cannot be read, or all of a class.
     """
     several = SeveralLabels.of(settings)
@@ -348,8 +349,9 @@ def with_images(
             f"{where}: no image of {first_of(lost)} can be read ({unreadable[min(unreadable)]})"
         )
     count = f"{len(unreadable)} of {len(files)} images cannot be read, and are left out"
-    notes = (f"{where}: {count}", *map(str, unreadable.values()))
-    return replace(data, contents=contents, notes=(*data.notes, *notes))
+    for line in (f"{where}: {count}", *map(str, unreadable.values())):
+        say(line)
+    return replace(data, contents=contents)
 
 
 def decoded(

@@ -4,8 +4,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
-import numpy as np
-
 from protofl_common.basics.text import first_of, printable
 from protofl_common.data.door import as_array, checked_inputs, is_number
 from protofl_common.data.own import tokens, with_label
@@ -108,10 +106,10 @@ def joined_frames(frame: Any, labels: Any) -> Any:
     """
     if len(frame) != len(labels):
         raise DataError(f"data: {len(labels)} labels; there are {len(frame)} inputs")
+    if is_frame(labels) and len(labels.columns) == 1:
+        labels = labels.iloc[:, 0]
     if not is_frame(labels):
         return frame.assign(label=list(labels))
-    if len(labels.columns) == 1:
-        return frame.assign(label=list(labels.iloc[:, 0]))
     of_inputs = set(map(str, frame.columns))
     both = [str(name) for name in labels.columns if str(name) in of_inputs]
     if both:
@@ -146,11 +144,8 @@ def inputs_for(card: Wanted, data: Any, where: str = "inputs", place: Place = an
     if array.dtype.kind in "US" and card.input_type == "int64":
         columns = ", ".join(card.columns) or "text"
         raise DataError(f"{where}: are texts; give a data frame of these columns: {columns}")
-    are_whole_numbers = array.dtype.kind in "iu"  # of any width: they become the model's type
-    if are_whole_numbers and card.input_type == "float32":
-        array = array.astype(np.float64)
-    elif are_whole_numbers and card.input_type == "int64":
-        array = array.astype(np.int64)
+    if array.dtype.kind in "iu" and card.input_type != "uint8":  # of any width
+        array = array.astype("int64" if card.input_type == "int64" else "float64")
     inputs = checked_inputs(array, where, place, gaps=bool(card.fill))
     if inputs.dtype != card.input_type or inputs.shape[1:] != card.input_shape:
         wanted = f"the model takes {card.input_type} {list(card.input_shape)}"

@@ -65,23 +65,23 @@ def file_of(settings: DataSettings, suffixes: Sequence[str]) -> Path:
 
     DataError if there is none, or several.
     """
-    what = f"dataset {settings.dataset!r}"
     kinds = ", ".join(f"*{suffix}" for suffix in suffixes)
+    wanted = f"dataset {settings.dataset!r} needs one file ({kinds})"
+    where = f"data-dir = {settings.data_dir!r}: {wanted}"
     if not settings.data_dir:
-        raise DataError(f"data-dir = '': {what} needs a file ({kinds}); set data-dir to it")
+        raise DataError(f"{where}; set data-dir to it")
     path = _data_path(settings)
-    where = f"data-dir = {settings.data_dir!r}"
     if not (path.is_file() or path.is_dir()):  # a pipe can be read only once
-        raise DataError(f"{where}: there is no such file or folder ({what})")
+        raise DataError(f"{where}; there is no such file or folder")
     candidates = [path]
     if path.is_dir():  # what begins so, other programs have made: ._a.csv, ~$a.csv
         candidates = [file for file in sorted(path.iterdir()) if file.name[0] not in ".~"]
     files = [file for file in candidates if file.suffix.lower() in suffixes]
     if not files:
-        raise DataError(f"{where}: {what} needs one file ({kinds}); none there")
+        raise DataError(f"{where}; none there")
     if len(files) > 1:
-        several = f"several: {', '.join(file.name for file in files)}; name one of them"
-        raise DataError(f"{where}: {what} needs one file ({kinds}); {several}")
+        several = ", ".join(file.name for file in files)
+        raise DataError(f"{where}; several: {several}; name one of them")
     return files[0]
 
 
@@ -98,30 +98,36 @@ def read_manifest(settings: DataSettings) -> RawData:
     """
     rows = TableFile(file_of(settings, (".csv",)))
     several = SeveralLabels.of(settings)
-    used = {"file"}
-    if several is None:
-        columns = rows.annotations("file", "label")
-    else:
-        columns = rows.annotations("file")
-        labels, of_labels = several.in_table(rows.columns, str(rows.file))
-        columns |= labels
-        used |= of_labels
-    unused = [name for name in rows.others if name not in used]
-    check_annotations(unused, str(rows.file), "left out")
+    columns, of_labels = _annotations(rows, several, "file")
+    unused = [name for name in rows.others if name not in {"file", *of_labels}]
+    check_annotations(unused, rows.where, "left out")
     if several is not None:
-        several.check_left_out(unused, columns.get("classes"), str(rows.file))
+        several.check_left_out(unused, columns.get("classes"), rows.where)
     files = [rows.file.parent / name for name in rows.columns["file"]]
     for row, name in enumerate(rows.columns["file"]):
         if not files[row].is_file():
             place = rows.place(row)
             raise DataError(f"{rows.file}, {place}, column 'file': there is no file {name!r}")
-    data = with_images(columns, files, str(rows.file), settings, rows.place)
-    return replace(data, notes=(*rows.notes, *data.notes, *_note_of(unused, rows)))
+    _say_what_is_left_out("columns", unused, rows.where)
+    return with_images(columns, files, rows.where, settings, rows.place)
 
 
-def _note_of(left_out: Sequence[str], rows: TableFile) -> list[str]:
-    """Return a line for the owner on the columns of a file that are left out, if there are any."""
-    return [f"{rows.file}: left out the columns {first_of(left_out)}"] if left_out else []
+def _annotations(
+    rows: TableFile, several: SeveralLabels | None, *needed: str
+) -> tuple[dict[str, Any], set[str]]:
+    """Return the columns that are no inputs (`Columns.annotations`), and which have the labels."""
+    if rows.note:
+        say(rows.note)
+    if several is None:
+        return rows.annotations(*needed, "label"), {"label"}
+    annotations = rows.annotations(*needed)
+    labels, of_labels = several.in_table(rows.columns, rows.where)
+    return annotations | labels, of_labels
+
+
+def _say_what_is_left_out(kind: str, left_out: Sequence[str], where: str) -> None:
+    if left_out:
+        say(f"{where}: left out the {kind} {first_of(left_out)}")
 
 
 def locate_manifest(settings: DataSettings) -> tuple[Path, ...]:
@@ -145,26 +151,17 @@ def read_arrays(settings: DataSettings) -> RawData:
         if named:
             raise DataError(f"{file} has no columns that could be named; leave out {named!r}")
         arrays = _npz(file)
-        data = from_arrays(arrays, where, settings.classes, gaps=gaps, several=several)
         # `_npz` has read x_train, y_train and the like: what follows "x_" is a part
         others = [name for name in arrays if name not in KEYS and name[2:] not in SPLITS]
-        if others:
-            note = f"{file}: left out the arrays {first_of(others)}"
-            data = replace(data, notes=(*data.notes, note))
-        return data
+        _say_what_is_left_out("arrays", others, where)
+        return from_arrays(arrays, where, settings.classes, gaps=gaps, several=several)
 
     rows = TableFile(file)
-    of_labels = {"label"}
-    if several is None:
-        arrays = rows.annotations("label")
-        inputs = rows.others
-    else:
-        arrays = rows.annotations()
-        labels, of_labels = several.in_table(rows.columns, where)
-        arrays |= labels
-        # a column that ``label-map`` leaves out is no input either
-        no_inputs = {*of_labels, *several.meaning}
-        inputs = [name for name in rows.others if name not in no_inputs]
+    arrays, of_labels = _annotations(rows, several)
+    no_inputs = {*of_labels}
+    if several is not None:
+        no_inputs |= {*several.meaning}  # also what ``label-map`` leaves out
+    inputs = [name for name in rows.others if name not in no_inputs]
     chosen = chosen_columns(settings, inputs, where)
     names = [name_and_categories(column)[0] for column in chosen]
     used = {*of_labels, *names, *names_in(settings.drop)}  # what is dropped, the owner knows
@@ -173,9 +170,6 @@ def read_arrays(settings: DataSettings) -> RawData:
         several.check_inputs(chosen, several.names, where)  # before an error of the column's values
         several.check_left_out(unused, arrays.get("classes"), where)
     arrays["inputs"] = read_columns(rows.columns, chosen, where, rows.place, gaps=gaps)
-    inputs_by_name = {name: rows.columns[name] for name in names}
-    if several is None:
-        check_no_label(inputs_by_name, arrays["labels"], where, numbers=True)
     data = from_arrays(
         arrays,
         where,
@@ -185,10 +179,10 @@ def read_arrays(settings: DataSettings) -> RawData:
         columns=chosen,
         several=several,
     )
-    if several is not None:
-        say_what_numbers_rows(inputs_by_name, where)
-        say_what_copies_a_label(inputs_by_name, data, where)
-    return replace(data, notes=(*rows.notes, *data.notes, *_note_of(unused, rows)))
+    inputs_by_name = {name: rows.columns[name] for name in names}
+    say_what_tells_labels(inputs_by_name, data.labels, data.classes, where)
+    _say_what_is_left_out("columns", unused, where)
+    return data
 
 
 def locate_arrays(settings: DataSettings) -> tuple[Path, ...]:
@@ -212,14 +206,14 @@ def read_text(settings: DataSettings) -> RawData:
         names = ", ".join(sorted(only_in_one))
         raise DataError(f"{where}: only one of its files has a column {names}")
 
-    annotations = [rows.annotations("label") for rows in parts]
+    annotations = [_annotations(rows, None)[0] for rows in parts]
     texts = [rows.texts(joined) for rows in parts]
     arrays: dict[str, Any] = {}
     for key in annotations[0]:
         arrays[key] = list(chain.from_iterable(part[key] for part in annotations))
-    texts_by_column = {}
-    for name in joined:
-        texts_by_column[name] = list(chain.from_iterable(rows.columns[name] for rows in parts))
+    texts_by_column = {
+        name: list(chain.from_iterable(rows.columns[name] for rows in parts)) for name in joined
+    }
     # in all files together: in a few texts a column may fit the labels by chance
     check_no_label(texts_by_column, arrays["labels"], where)
     if len(parts) == 2 and "split" not in arrays:  # test.csv comes first, see `locate_text`
@@ -229,12 +223,11 @@ def read_text(settings: DataSettings) -> RawData:
     places = [f"{rows.file.name}, line {line}" for rows in parts for line in rows.lines]
     columns = joined if parts[0].has_header else ()
     data = from_arrays(arrays, where, settings.classes, places.__getitem__, columns=columns)
-    notes = tuple(chain.from_iterable(rows.notes for rows in parts))
     others = {file.name for file in parts[0].file.parent.glob("*.csv")} - {"test.csv", "train.csv"}
     if len(parts) == 2 and others:
         cure = "rows of another part belong into one of the two files, with a column split"
-        notes += (f"{where}: left out {first_of(sorted(others))}; {cure}",)
-    return replace(data, contents=digests(text.encode() for text in all_texts), notes=notes)
+        say(f"{where}: left out {first_of(sorted(others))}; {cure}")
+    return replace(data, contents=digests(text.encode() for text in all_texts))
 
 
 def locate_text(settings: DataSettings) -> tuple[Path, ...]:
@@ -246,52 +239,39 @@ def locate_text(settings: DataSettings) -> tuple[Path, ...]:
     return (file_of(settings, (".csv",)),)
 
 
-def check_no_label(
-    columns: Mapping[str, Sequence[Any]], labels: Any, where: str, numbers: bool = False
-) -> None:
+def check_no_label(columns: Mapping[str, Sequence[Any]], labels: Any, where: str) -> None:
     """Raise DataError for a column of texts that copies the label in other words (`_renames`).
 
-    If there is only one column, it is no copy beside the input but the input, and passes. In a
-    table of ``numbers`` a column may fit the label by chance, or be known before it: so only a line
-    is printed, even of the only column. Another line tells of a column that numbers the rows, as
-    this gives the label away where rows are sorted by it.
+    If there is only one column, it is no copy beside the input but the input, and passes.
     """
-    if len(columns) < 2 and not numbers:
-        return
-    labels = [str(label) for label in labels]
-    if numbers:
-        say_what_numbers_rows(columns, where)
+    texts = [str(label) for label in labels]
     for name, values in columns.items():
-        if not _renames(values, labels):
-            continue
-        copies = f"{where}: column {name!r} says the label in other words"
-        if not numbers:
-            raise DataError(f"{copies}; take it out of the data")
-        say(f"{copies}; drop it, unless it is known before the label")
+        if len(columns) > 1 and _renames(values, texts):
+            copies = f"column {name!r} says the label in other words"
+            raise DataError(f"{where}: {copies}; take it out of the data")
 
 
-def say_what_numbers_rows(columns: Mapping[str, Sequence[Any]], where: str) -> None:
-    """Print a line for each column that numbers the rows."""
+def say_what_tells_labels(
+    columns: Mapping[str, Sequence[Any]], labels: Ints, names: Sequence[str], where: str
+) -> None:
+    """Print a line for each column of numbers that numbers the rows, or copies a label.
+
+    It gives the label away, in rows that are sorted by it; but it may also fit it by chance, or be
+    known before it. Of several labels a sample each has one of the ``names``.
+    """
+    with_few_values = {}
     for name, values in columns.items():
         if _numbers_rows(values):
             say(f"{where}: column {name!r} numbers the rows; drop it, unless it is known of others")
-
-
-def say_what_copies_a_label(
-    columns: Mapping[str, Sequence[Any]], data: RawData, where: str
-) -> None:
-    """Print a line for each column that copies one of several labels where that is known."""
-    with_few_values = {}
-    for name, values in columns.items():
-        if len(set(values[:10_000])) <= FEW_CLASSES:
+        if _has_few_values(values, max(FEW_CLASSES, len(names))):
             with_few_values[name] = list(values)
-    for position, label in enumerate(data.classes):
-        of_label_N = data.labels[:, position]
-        known = np.flatnonzero(of_label_N != UNLABELLED).tolist()
-        texts = [str(value) for value in of_label_N[known]]
+    for position, labels_N in enumerate(labels.reshape(len(labels), -1).T):
+        label = f"the label {names[position]!r}" if labels.ndim == 2 else "the label"
+        known = np.flatnonzero(labels_N != UNLABELLED).tolist()
+        texts = [str(value) for value in labels_N[known].tolist()]
         for name, values in with_few_values.items():
             if _renames([values[row] for row in known], texts):
-                copies = f"column {name!r} says the label {label!r} in other words"
+                copies = f"column {name!r} says {label} in other words"
                 say(f"{where}: {copies}; drop it, unless it is known before the label")
 
 
@@ -312,13 +292,15 @@ def _renames(values: Sequence[Any], labels: list[str]) -> bool:
     num_labels = len(set(labels))
     if num_labels == 1 or num_labels == len(labels):
         return False
-    # most columns have more values already in their first rows, so the others need not be read
-    for first_rows in (2 * num_labels, 10_000):
-        if len(set(values[:first_rows])) > num_labels:
-            return False
-    if len(set(values)) != num_labels:
+    if not _has_few_values(values, num_labels) or len(set(values)) != num_labels:
         return False
     return len(set(zip(values, labels, strict=True))) == num_labels
+
+
+def _has_few_values(values: Sequence[Any], most: int) -> bool:
+    """Return whether the first rows have at most so many different values."""
+    # most columns have more already in the very first rows, so that the others need not be read
+    return all(len(set(values[:rows])) <= most for rows in (2 * most, 10_000))
 
 
 def tokens(texts: Iterable[str], length: int) -> Ints:
@@ -404,8 +386,7 @@ def read_python(name: str, settings: DataSettings) -> RawData:
     """Read data from a function of the user's: ``dataset = "module:function"``.
 
     It is called as ``function(data_dir)``, once on a machine until its package, or a file in
-    ``data-dir``, changes. It returns a dictionary of arrays as `from_arrays` describes, or an
-    object with attributes of these names.
+    ``data-dir``, changes. It returns a dictionary of arrays as `from_arrays` describes.
     """
     where = f"dataset = {name!r}"
     function = load(name, "dataset")
@@ -414,14 +395,10 @@ def read_python(name: str, settings: DataSettings) -> RawData:
     except Exception as error:  # a user's function may raise anything
         raise DataError(f"{where}: it failed ({type(error).__name__}: {error})") from error
     if not isinstance(data, Mapping):
-        attributes = {key: getattr(data, key) for key in KEYS if hasattr(data, key)}
-        if not attributes:
-            kind = type(data).__name__
-            raise DataError(f"{where}: it returned {kind}, not a dictionary of arrays")
-        data = attributes
+        kind = type(data).__name__
+        raise DataError(f"{where}: it returned {kind}, not a dictionary of arrays")
     for key in data:
-        is_private = str(key).startswith("_")  # such as `__module__`, if it returned `vars(…)`
-        if key not in KEYS and not is_private:
+        if key not in KEYS:
             raise DataError(f"{where}: it returned {key!r}; choose among {', '.join(KEYS)}")
     gaps = settings.impute != "none"
     several = SeveralLabels.of(settings)
@@ -479,19 +456,15 @@ def read_hugging_face(name: str, settings: DataSettings) -> RawData:
             raise DataError(f"{where}: cannot be read ({what}){hint}") from error
 
         several = SeveralLabels.of(settings)
-        labels: Any
+        label, classes = _label_column(datasets, whole.features, several is not None, where)
+        labels: Any = whole[label][:]
         if several is None:
-            label, classes = _label_column(datasets, whole.features, where)
-            labels = whole[label][:]
             if classes:  # the column has indices into these names
                 name_by_index = dict(enumerate(classes))
                 labels = [name_by_index.get(number, number) for number in labels]
             labels = np.array(labels)
-        else:
-            label, classes = _column_of_lists(whole.features, where)
-            labels = whole[label][:]
-            if classes:  # the column has indices into these names
-                labels = [[classes[number] for number in row] for row in labels]
+        elif classes:
+            labels = [[classes[number] for number in row] for row in labels]
         splits = _splits(parts, where)  # for each part
         inputs, columns = _inputs(datasets, whole, label, name, settings)
         arrays: dict[str, Any] = {
@@ -516,36 +489,27 @@ def read_hugging_face(name: str, settings: DataSettings) -> RawData:
     return replace(data, contents=np.zeros((len(whole), 0), np.uint8))
 
 
-def _column_of_lists(kinds: Any, where: str) -> tuple[str, list[str] | None]:
-    """Return the column that lists each sample's labels, and the labels' names.
-
-    A list of ``ClassLabel`` has numbers of labels, and the type has their names; for any other list
-    the names are None. ``kinds`` has the type of each column. DataError if no column lists labels.
-    """
-    for column in JOINED:
-        if column in kinds:
-            kind_of_entries = getattr(kinds[column], "feature", None)
-            return column, getattr(kind_of_entries, "names", None)
-    has = f"its columns: {', '.join(kinds)}"
-    raise DataError(f"{where}: has no column 'labels' with a list of labels for each sample; {has}")
-
-
-def _label_column(datasets: Any, kinds: Any, where: str) -> tuple[str, list[str] | None]:
+def _label_column(
+    datasets: Any, kinds: Any, several: bool, where: str
+) -> tuple[str, list[str] | None]:
     """Return the column of the labels, and the names of their classes, or None without names.
 
-    ``datasets`` is the package, ``kinds`` has the type of each column. DataError if no column has
-    the labels.
+    ``datasets`` is the package, ``kinds`` has the type of each column: the names are those of
+    ``ClassLabel``, or of a list of them where a sample has ``several`` labels. DataError if no
+    column has the labels.
     """
-    with_class_names = [
-        column for column, kind in kinds.items() if isinstance(kind, datasets.ClassLabel)
-    ]
+    wanted = "'label'"
+    found = [name for name, kind in kinds.items() if isinstance(kind, datasets.ClassLabel)]
     if "label" in kinds:
-        label = "label"
-    elif len(with_class_names) == 1:
-        label = with_class_names[0]
-    else:
-        raise DataError(f"{where}: has no column 'label'; its columns: {', '.join(kinds)}")
-    return label, kinds[label].names if label in with_class_names else None
+        found = ["label"]
+    if several:
+        wanted = "'labels' with a list of labels for each sample"
+        found = [column for column in JOINED if column in kinds][:1]
+    if len(found) != 1:
+        raise DataError(f"{where}: has no column {wanted}; its columns: {', '.join(kinds)}")
+    kind = kinds[found[0]]
+    kind = getattr(kind, "feature", kind)  # of the entries of a list
+    return found[0], getattr(kind, "names", None)
 
 
 def _splits(parts: Mapping[str, Any], where: str) -> list[str]:
@@ -606,13 +570,9 @@ def _inputs(
     """
     where = f"dataset = {name!r}"
     labels = whole[label][:]
-    kinds = {
-        column: kind
-        for column, kind in whole.features.items()
-        if column not in (label, *ANNOTATION_COLUMNS)
-    }
-    picked = {*chosen_names(settings, list(kinds), where)}
-    kinds = {column: kind for column, kind in kinds.items() if column in picked}
+    names = [column for column in whole.features if column not in (label, *ANNOTATION_COLUMNS)]
+    picked = {*chosen_names(settings, names, where)}
+    kinds = {column: whole.features[column] for column in names if column in picked}
     images = [column for column, kind in kinds.items() if isinstance(kind, datasets.Image)]
     texts = {}
     for column, kind in kinds.items():
@@ -651,7 +611,8 @@ def _inputs(
         for column, numbers in features.items():
             if numbers.shape[1] == 1:
                 single[column] = numbers[:, 0].tolist()
-        check_no_label(single, labels, where, numbers=True)
+        _, label_numbers = np.unique([str(label) for label in labels], return_inverse=True)
+        say_what_tells_labels(single, label_numbers, (), where)
         inputs = np.concatenate(list(features.values()), axis=1)
         return inputs, list(single) if len(single) == len(features) else []
     except (ValueError, TypeError) as error:

@@ -7,10 +7,10 @@ unknown for all samples. What else is in the data is named, with its place and a
 
 import math
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Self
+from itertools import chain
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,14 +20,14 @@ from protofl_common.config.lists import as_list, as_setting, names_in
 from protofl_common.config.sections import DataSettings
 from protofl_common.data.door import (
     JOINTS,
-    as_array,
     check_class_names,
     class_names,
     is_gap,
     joins_labels,
     letters_of,
-    meaning_of,
     number,
+    say,
+    spelt_twice,
 )
 from protofl_common.data.raw import DataError, Ints, Place
 from protofl_common.data.table import ANNOTATION_COLUMNS, name_and_categories
@@ -40,12 +40,8 @@ UNCERTAIN = -1.0  # the value of a label that may hold or not, as in CheXpert
 MOST_LEFT_OUT = 30  # names in the cure of an error
 
 
-class ReadLabels(NamedTuple):
-    """Labels [N, L], their names, and lines for their owner."""
-
-    labels: Ints
-    names: tuple[str, ...]
-    notes: tuple[str, ...] = ()
+ReadLabels = tuple[Ints, tuple[str, ...]]
+"""Labels [N, L], and their names."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +146,7 @@ class SeveralLabels:
                 raise DataError(f"{where}: {would}; {cure}")
 
     # -- of arrays
-    def read(self, values: Any, columns: Any, where: str, place: Place) -> ReadLabels:
+    def read(self, values: Any, columns: tuple[str, ...], where: str, place: Place) -> ReadLabels:
         """Read a matrix [samples, labels], or the names of the labels that each sample has.
 
         ``columns`` are the names of the matrix's columns, if they have any. ``where`` names the
@@ -163,16 +159,15 @@ class SeveralLabels:
         if not rows:
             raise DataError(f"{where}: has no samples")
         if _are_names(rows):
-            read = self._from_names(rows, where, place)
+            labels, names = self._from_names(rows, where, place)
         else:
-            names = tuple(as_array(columns, f"{where}: classes").astype(str).tolist())
-            read = self._from_matrix(rows, names, where, place)
-        unknown = np.flatnonzero((read.labels == UNLABELLED).all(1))
+            labels, names = self._from_matrix(rows, columns, where, place)
+        unknown = np.flatnonzero((labels == UNLABELLED).all(1))
         if len(unknown):
             many = f"{len(unknown)} of {len(rows)} samples"
             why = f"no label of it is known ({many}); leave such samples out"
             raise DataError(f"{where}: {place(int(unknown[0]))}: {why}")
-        return read
+        return labels, names
 
     def _from_matrix(
         self, rows: Sequence[Any], columns: Sequence[str], where: str, place: Place
@@ -199,24 +194,20 @@ class SeveralLabels:
                 what = f"label {columns[column]!r}"
                 labels[:, position] = self._column(values[:, column], what, where, place)
 
-        left_out = []  # columns
-        for name, label in zip(columns, meanings, strict=True):
-            if label not in names:
-                left_out.append(name)
+        left_out = [name for name in columns if self.meaning.get(name, name) not in names]
         if len(left_out) == len(columns):
             asked = f"classes = {as_list(names)!r}"
             raise DataError(f"{where}: has no label of {asked}, only {first_of(columns)}")
-        notes = []
         for name, label in self.meaning.items():
             if label:
-                notes.append(f"{where}: the label {name!r} is read as {label!r}")
+                say(f"{where}: the label {name!r} is read as {label!r}")
         if left_out:
             self.check_left_out(left_out, columns, where)
-            notes.append(f"{where}: left out the labels {first_of(left_out)}")
+            say(f"{where}: left out the labels {first_of(left_out)}")
         unknown = [name for name in names if name not in meanings]
         if unknown:
-            notes.append(f"{where}: lacks the labels {first_of(unknown)}: they count as not known")
-        return ReadLabels(labels, names, tuple(notes))
+            say(f"{where}: lacks the labels {first_of(unknown)}: they count as not known")
+        return labels, names
 
     @staticmethod
     def _checked_matrix(rows: Sequence[Any], columns: Sequence[str], where: str) -> NDArray[Any]:
@@ -244,9 +235,8 @@ class SeveralLabels:
         names the label. DataError for any other value.
         """
         is_gap_N = np.array([is_gap(value) for value in values])
-        numbers_N = np.zeros(len(values))  # gaps stay 0, and become `UNLABELLED` at the end
-        for row in np.flatnonzero(~is_gap_N).tolist():
-            numbers_N[row] = number(values[row])
+        numbers_N = np.array([number(value) for value in values])
+        numbers_N[is_gap_N] = 0  # they become `UNLABELLED` at the end
         is_uncertain_N = numbers_N == UNCERTAIN
         if self.uncertain == "missing":
             numbers_N[is_uncertain_N] = 0
@@ -308,11 +298,10 @@ class SeveralLabels:
                 labels[:, column] = [name in of_sample for of_sample in held]
             else:
                 absent.append(name)
-        notes = []
         if absent:
             missing = f"no sample has the labels {first_of(absent)}"
-            notes.append(f"{where}: {missing}: they count as not known")
-        return ReadLabels(labels, names, tuple(notes))
+            say(f"{where}: {missing}: they count as not known")
+        return labels, names
 
     def _labels_named(self, names: set[str]) -> set[str] | None:
         """Return the labels that a sample's names stand for, by ``label-map``.
@@ -350,11 +339,12 @@ def _check_spellings(named: set[str], where: str) -> None:
 
     Where the run names its labels, such a name is none of them (`_cure_of_foreign`).
     """
-    times = Counter(map(meaning_of, named))
-    for name in sorted(named):
+    names = sorted(named)
+    several_spellings = spelt_twice(names)
+    for name in names:
         if joins_labels(name, named):
             raise DataError(f"{where}: {name!r} joins other labels; write '{JOINT}' between them")
-        if times[meaning_of(name)] > 1:
+        if name in several_spellings:
             raise DataError(f"{where}: {name!r} is also written in other letters; write it alike")
 
 
@@ -398,14 +388,13 @@ def _are_names(rows: Sequence[Any]) -> bool:
         return True
     if any(isinstance(row, str) or not np.iterable(row) for row in rows):
         return False
-    parts = [part for row in rows for part in row]
-    return all(isinstance(part, str) and not _is_number_or_gap(part) for part in parts)
+    for part in chain.from_iterable(rows):
+        is_name = isinstance(part, str) and not is_gap(part) and math.isnan(number(part))
+        if not is_name:
+            return False
+    return True
 
 
 def _is_missing(row: Any) -> bool:
     """Return whether a row is None or NaN, in the place of a text or a list."""
     return row is None or (isinstance(row, float) and math.isnan(row))
-
-
-def _is_number_or_gap(text: str) -> bool:
-    return is_gap(text) or not math.isnan(number(text))

@@ -21,7 +21,7 @@ from protofl_common.basics.files import cache_folder, digest, locked, replacing
 from protofl_common.basics.text import as_file_name
 from protofl_common.config.datasets import is_own
 from protofl_common.config.sections import DataSettings
-from protofl_common.data.door import doubts, show, without_copies
+from protofl_common.data.door import doubts, without_copies
 from protofl_common.data.raw import DataError, RawData, are_images, resized, statistics
 from protofl_common.data.sources import source_of
 from protofl_common.tasks import kind_of, task_of
@@ -91,7 +91,6 @@ def data_key(settings: DataSettings) -> str:
     That is the settings that shape samples, the source files, and the packages that decode. Keys
     are remembered, so a process does not notice files that change while it runs.
     """
-    listing = [_listing(path) for path in source_of(settings.dataset).locate(settings)]
     made_by = [version(package) for package in MADE_BY]
     # whether gaps are let in; what fills them is up to each client
     lets_gaps_in = settings.impute != "none"
@@ -99,7 +98,7 @@ def data_key(settings: DataSettings) -> str:
     images = (settings.image_size, settings.max_unreadable)
     labels = (settings.classes, settings.task, settings.label_map, settings.uncertain)
     shaping = (*images, settings.text_length, *labels, *table)
-    key = digest(FORMAT, settings.dataset, shaping, listing, made_by)
+    key = digest(FORMAT, settings.dataset, shaping, _listings(settings), made_by)
     return f"{as_file_name(settings.dataset)}-{key}"
 
 
@@ -108,8 +107,12 @@ def files_key(settings: DataSettings) -> str:
 
     Wherever the files lie; who has edited one of them has another data set.
     """
-    listings = [_listing(path) for path in source_of(settings.dataset).locate(settings)]
-    return digest(*[(size, time) for listing in listings for _, size, time in listing])
+    return digest(*[(size, time) for files in _listings(settings) for _, size, time in files])
+
+
+def _listings(settings: DataSettings) -> list[list[tuple[str, int, int]]]:
+    """Return for each source of a data set the name, size and time of change of all its files."""
+    return [_listing(path) for path in source_of(settings.dataset).locate(settings)]
 
 
 def _listing(path: Path) -> list[tuple[str, int, int]]:
@@ -172,16 +175,14 @@ def _opened_in_state(folder: Path, state: tuple[tuple[int, int], ...]) -> Stored
 def _build(folder: Path, settings: DataSettings) -> StoredData | None:
     """Read and decode the data set, write it to the cache, and open it there; None if that fails.
 
-    Lines for the data's owner (`RawData.notes`) are printed; those that were printed meanwhile are
-    stored with them, as who opens the data from the cache would not learn of them.
+    Lines for the data's owner that are printed meanwhile are stored with them, as who opens the
+    data from the cache would not learn of them.
     """
-    with doubts() as said:
+    with doubts() as notes:
         raw = source_of(settings.dataset).read(settings)
         if is_own(settings.dataset):
             raw = without_copies(raw, settings.data_dir or settings.dataset)
-    for note in raw.notes:
-        show(note)
-    raw = replace(raw, notes=(*raw.notes, *said))
+    raw = replace(raw, notes=tuple(notes))
     # a row for each sample, if need be an empty one: no digests
     contents = raw.contents if len(raw.contents) else np.zeros((len(raw.labels), 0), np.uint8)
     raw = replace(raw, inputs=resized(raw.inputs, settings.image_size), contents=contents)

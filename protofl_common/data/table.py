@@ -20,7 +20,7 @@ from protofl_common.basics.text import (
     problem_of_name,
     with_composed_letters,
 )
-from protofl_common.config.lists import as_list, as_setting, names_in
+from protofl_common.config.lists import as_setting, names_in
 from protofl_common.config.sections import DataSettings
 from protofl_common.data.csv_file import ArrowTexts, read_csv
 from protofl_common.data.door import WHOLE, gaps_among, is_number, number, warn_of_rounding
@@ -30,7 +30,6 @@ ANNOTATION_COLUMNS = {"label": "labels", "domain": "domain", "client": "client",
 """Columns of a file that are no inputs, and their names in `from_arrays`."""
 MOST_SHOWN = 20  # columns that an error names
 MOST_CATEGORIES = 12  # different texts of a column up to which an error proposes one-hot
-_SIGNS = frozenset("|:")  # that no category may have
 _NUMBERS = ("double", "float", "int32", "int64")
 """Types of Parquet that are read as arrays: these take an eighth of the memory."""
 _IN_GROUPS = re.compile(r"[-+]?\d{1,3}([.,']\d{3})+([.,]\d+)?")  # 1,234 or 1.234,50
@@ -139,7 +138,7 @@ class TableFile(Columns):
         """Read the file; ``header`` has the names of the columns of a CSV file that has none."""
         self.file = file
         self.has_header = header is None
-        self.notes: tuple[str, ...] = ()
+        self.note = ""  # for the owner of the file
         if file.suffix.lower() == ".parquet":
             super().__init__(str(file), "row", *_parquet(file))
             return
@@ -147,7 +146,7 @@ class TableFile(Columns):
         rows = len(content.lines)
         lines_of_header = int(self.has_header)
         if content.last_line - rows > lines_of_header:  # lines are empty, or break within a text
-            self.notes = (f"{file}: {rows} rows in {content.last_line} lines",)
+            self.note = f"{file}: {rows} rows in {content.last_line} lines"
         super().__init__(str(file), "line", content.names, content.lines, content.columns)
 
 
@@ -309,41 +308,26 @@ class _Column(NamedTuple):
 
 
 Cure = tuple[str, str]  # a setting, and the name that it shall have
-
-
-class _Diagnosis(NamedTuple):
-    """What is wrong with a value, what its owner can do, and the setting that would do."""
-
-    what: str
-    advice: str
-    cure: Cure
-
-
-GAP = _Diagnosis(
-    "is not a finite number but a gap",
-    "have it filled in, or leave the column out",
-    ("impute", "median"),
-)
+FILL_GAPS: Cure = ("impute", "median")
 
 
 class _Problem(NamedTuple):
-    """Why a column cannot be used, and the setting that would do."""
+    """Why a column cannot be used, and the settings that would do."""
 
-    value: str  # the first wrong one, and where it stands; "" where another problem says it
+    value: str  # the first wrong one, and where it stands
     what: str
     advice: str
     share: str  # of such values
-    cure: Cure
+    cures: list[Cure]
 
     @property
     def text(self) -> str:
-        return f"{self.value} {self.what}; {self.advice} ({self.share})" if self.value else ""
+        return f"{self.value} {self.what}; {self.advice} ({self.share})"
 
     @property
     def line(self) -> str:
-        key, name = self.cure
-        proposal = as_setting(key, [name])
-        return f"{self.text}: {proposal}" if proposal else f"{self.text}: rename the column first"
+        key, name = self.cures[0]
+        return f"{self.text}: {as_setting(key, [name]) or 'rename the column first'}"
 
 
 def read_columns(
@@ -370,14 +354,7 @@ def read_columns(
         first = problems[0]
         raise DataError(f"{where}, {first.value} {first.what} ({first.share})")
 
-    # try whether the settings that the message proposes would do together
-    proposal = _together(problems)
-    left = _applied(proposal, chosen)
-    works = False
-    if left:  # some column
-        _, problems_left = _read(columns, left, where, place, gaps or "impute" in proposal)
-        works = not problems_left
-    raise DataError(_message(where, problems, proposal, works))
+    raise DataError(_message(where, problems, chosen))
 
 
 def _read(
@@ -396,7 +373,7 @@ def _read(
     problems: list[_Problem] = []
     for name, categories in map(name_and_categories, chosen):
         column = _Column(name, categories, columns[name])
-        exact: NDArray[Any] = _one_hot(column) if categories else _numbers(column.values)
+        exact: NDArray[Any] = _one_hot(column) if categories else _numbers(column.values)[:, None]
         with np.errstate(over="ignore"):  # a number too large becomes infinite, and is refused
             part = exact.astype(np.float32)
 
@@ -408,52 +385,52 @@ def _read(
             for row in np.flatnonzero(is_wrong).tolist():
                 is_missing[row] = str(column.values[row]) in texts_of_gaps
             part[is_missing] = 0.0 if categories else np.nan
-            problems += _problems(column, is_wrong, is_missing, place, gaps)
+            if gaps:
+                is_wrong &= ~is_missing
+            if is_wrong.any():
+                problems.append(_problem(column, is_wrong, is_missing, place))
         if not problems:
             warn_of_rounding(exact, part, where, place, f"column {name!r}")
             parts.append(part)
     return parts, problems
 
 
-def _problems(
-    column: _Column,
-    is_wrong: NDArray[np.bool_],
-    is_missing: NDArray[np.bool_],
-    place: Place,
-    gaps: bool,
-) -> Iterator[_Problem]:
-    """Yield what is wrong with a column: at most two problems, of which one has a text.
+def _problem(
+    column: _Column, is_wrong: NDArray[np.bool_], is_missing: NDArray[np.bool_], place: Place
+) -> _Problem:
+    """Return what is wrong with a column.
 
-    ``is_wrong`` [N] are the values that are no number or no category, ``is_missing`` those of them
-    that are gaps. The text is of the first wrong value that is no gap. If all are gaps, it is of
-    the first gap; with ``gaps`` these are filled in, and no problem. If there are gaps that nothing
-    fills in, a problem without a text adds the cure for them.
+    ``is_wrong`` [N] are the values that cannot be used, ``is_missing`` those that are gaps. The
+    problem is that of the first wrong value that is no gap. If all are gaps, it is that of the
+    first gap.
     """
     is_unusable = is_wrong & ~is_missing
-    any_unusable = is_unusable.any()
-    if gaps and not any_unusable:
-        return
-    is_named = is_unusable if any_unusable else is_missing
+    is_gap = is_wrong & is_missing
+    is_named = is_unusable if is_unusable.any() else is_gap
     row = int(is_named.argmax())  # the first
     value = column.values[row]
     if isinstance(value, np.generic):
         value = value.item()  # which is shown as 1.5, not as np.float64(1.5)
-    what, advice, cure = _diagnosis(column, value, ~is_missing) if any_unusable else GAP
-    share = f"{is_named.sum()} of {len(column.values)} values"
+
+    what = "is not a finite number but a gap"
+    advice = "have it filled in, or leave the column out"
+    cures = [FILL_GAPS] if is_gap.any() else []
+    if is_unusable.any():
+        what, advice, cure = _diagnosis(column, value, ~is_missing)
+        cures.insert(0, cure)
     where = f"{place(row)}, column {column.name!r}"
     shown = printable(repr(value), 80)
-    yield _Problem(f"{where}: {shown}", what, advice, share, cure)
-    if is_missing.any() and not gaps:
-        yield _Problem("", "", "", "", GAP.cure)
+    share = f"{is_named.sum()} of {len(column.values)} values"
+    return _Problem(f"{where}: {shown}", what, advice, share, cures)
 
 
 def _numbers(values: Sequence[Any]) -> NDArray[np.float64]:
-    """Return the values as float64 [N, 1]; NaN for one that is no number."""
+    """Return the values as float64 [N]; NaN for one that is no number."""
     if isinstance(values, np.ndarray):
-        return values.astype(np.float64)[:, None]
+        return values.astype(np.float64)
     if isinstance(values, ArrowTexts):
-        return values.numbers()[:, None]
-    return np.array([[number(value)] for value in values], dtype=np.float64)
+        return values.numbers()
+    return np.array([number(value) for value in values])
 
 
 def _one_hot(column: _Column) -> Floats:
@@ -480,8 +457,8 @@ def _category(value: Any) -> str | float:
     return float(value) if is_number(value) else with_composed_letters(str(value).strip())
 
 
-def _diagnosis(column: _Column, value: Any, is_present: NDArray[np.bool_]) -> _Diagnosis:
-    """Return what is wrong with a ``value`` of a column, and the setting that would do.
+def _diagnosis(column: _Column, value: Any, is_present: NDArray[np.bool_]) -> tuple[str, str, Cure]:
+    """Return what is wrong with a ``value`` of a column, an advice, and the setting that would do.
 
     ``is_present`` [N] tells which rows have a value at all. The setting is ``one-hot`` for a column
     of a few different texts, which may be categories, and otherwise ``drop``.
@@ -489,88 +466,59 @@ def _diagnosis(column: _Column, value: Any, is_present: NDArray[np.bool_]) -> _D
     drop = ("drop", column.name)
     if isinstance(value, dict) and "bytes" in value:  # as Hugging Face writes it to Parquet
         advice = "read it as dataset = 'hf:NAME', or leave the column out"
-        return _Diagnosis("is an image", advice, drop)
+        return "is an image", advice, drop
     if isinstance(value, list | np.ndarray):  # as programs store the vectors of a network
-        advice = (
-            "store such vectors as inputs [N, numbers] in an .npz file, or leave the column out"
-        )
-        return _Diagnosis("is a list", advice, drop)
+        advice = "store vectors as inputs [N, numbers] in an .npz file, or leave the column out"
+        return "is a list", advice, drop
     if column.categories:
         advice = "where it is one, add it at all sites alike"
-        return _Diagnosis("is none of the categories in one-hot", advice, drop)
+        return "is none of the categories in one-hot", advice, drop
     if _IN_GROUPS.fullmatch(str(value)):
         advice = "write decimals alike everywhere, and thousands without a sign"
-        return _Diagnosis("may be thousands or decimals", advice, drop)
+        return "may be thousands or decimals", advice, drop
     if is_number(value):
         advice = "correct it, or leave the column out"
-        return _Diagnosis("has a number that is too large", advice, drop)
+        return "has a number that is too large", advice, drop
     if _DATE.fullmatch(str(value)):
         advice = "make it one, such as days, or leave it out"
-        return _Diagnosis("is not a finite number but a date", advice, drop)
+        return "is not a finite number but a date", advice, drop
     texts = [str(column.values[row]).strip() for row in np.flatnonzero(is_present).tolist()]
-    different = sorted(set(texts))
+    different = sorted(set(map(with_composed_letters, texts)))
     # if they are more than half as many as the samples, they may be names of these
     are_few = 2 <= len(different) <= min(MOST_CATEGORIES, len(texts) / 2)
-    # numbers among texts are not meant as categories, and those with `_SIGNS` cannot be written
-    if are_few and not any(is_number(text) or set(text) & _SIGNS for text in different):
-        one_hot = ("one-hot", f"{column.name}:{'|'.join(different)}")
-        return _Diagnosis("is not a finite number but text", "name its categories", one_hot)
+    # numbers among texts are not meant as categories, and some signs cannot be written
+    proposal = f"{column.name}:{'|'.join(different)}"
+    can_be_written = name_and_categories(proposal) == (column.name, tuple(different))
+    if are_few and can_be_written and not any(map(is_number, different)):
+        one_hot = ("one-hot", proposal)
+        return "is not a finite number but text", "name its categories", one_hot
     what = f"is not a finite number ({len(different)} different values)"
-    return _Diagnosis(what, "correct it, or leave it out", drop)
+    return what, "correct it, or leave it out", drop
 
 
-def _together(problems: Sequence[_Problem]) -> dict[str, str]:
-    """Return the settings that would mend all problems together, by key.
+def _message(where: str, problems: Sequence[_Problem], chosen: Sequence[str]) -> str:
+    """Return one message of all problems of the ``chosen`` columns, each with a setting that helps.
 
-    {} if one of them cannot be written, because a column's name has signs that a list may not have.
+    It ends with the settings that mend the file together, unless these would leave no column, or
+    cannot be written, because a column's name has signs that a list may not have.
     """
-    cures: dict[str, dict[str, None]] = {}  # key -> its names, each once, in this order
+    names_by_key: dict[str, list[str]] = {}  # of all cures
     for problem in problems:
-        key, name = problem.cure
-        cures.setdefault(key, {})[name] = None
-    if not all(as_setting(key, names) for key, names in cures.items()):
-        return {}
-    return {key: as_list(names) for key, names in cures.items()}
-
-
-def _applied(proposal: Mapping[str, str], chosen: Sequence[str]) -> list[str]:
-    """Return the ``chosen`` columns as they would be with the proposed settings; [] without any."""
-    if not proposal:
-        return []
-    dropped = {*names_in(proposal.get("drop"))}
-    with_categories = {}  # name -> the column as ``one-hot`` writes it, ``sex:f|m``
-    for column in names_in(proposal.get("one-hot")):
-        name, _ = name_and_categories(column)
-        with_categories[name] = column
-    left = []
-    for column in chosen:
-        name, _ = name_and_categories(column)
-        if name not in dropped:
-            left.append(with_categories.get(name, column))
-    return left
-
-
-def _message(
-    where: str, problems: Sequence[_Problem], proposal: Mapping[str, str], works: bool
-) -> str:
-    """Return one message of all problems, each with the setting that would do.
-
-    ``proposal`` has these settings of all problems together. ``works`` says whether they would mend
-    the file, which has been tried; then the message ends with them.
-    """
-    with_text = [problem for problem in problems if problem.text]
-    if len(with_text) == 1:
-        is_only_column = bool(proposal) and not works  # without it nothing is left
-        if is_only_column:
-            return f"{where}, {with_text[0].text}: there is no other column"
-        return f"{where}, {with_text[0].line}"
-    title = f"{where}: {len(with_text)} columns cannot be used as they are"
-    lines = [problem.line for problem in with_text[:MOST_SHOWN]]
-    if len(with_text) > MOST_SHOWN:
-        return "\n  ".join([title, *lines, "…: name those to use in `columns`"])
-    if works:
-        settings = [as_setting(key, names_in(value)) for key, value in proposal.items()]
-        lines.append(f"all: {' '.join(settings)}")
-    elif proposal:
+        for key, name in problem.cures:
+            names_by_key.setdefault(key, []).append(name)
+    settings = [as_setting(key, dict.fromkeys(names)) for key, names in names_by_key.items()]
+    can_be_written = all(settings)
+    leaves_none = can_be_written and len(names_by_key.get("drop", ())) == len(chosen)
+    if len(problems) == 1:
+        if leaves_none:
+            return f"{where}, {problems[0].text}: there is no other column"
+        return f"{where}, {problems[0].line}"
+    title = f"{where}: {len(problems)} columns cannot be used as they are"
+    lines = [problem.line for problem in problems[:MOST_SHOWN]]
+    if len(problems) > MOST_SHOWN:
+        lines.append("…: name those to use in `columns`")
+    elif leaves_none:
         lines.append("all: together these would not do; mend the file")
+    elif can_be_written:
+        lines.append(f"all: {' '.join(settings)}")
     return "\n  ".join([title, *lines])

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from protofl_common.tasks.metrics import Labels, Metric, Scores, declared_metrics
+from protofl_common.tasks.metrics import KINDS, Labels, Metric, Scores
 
 if TYPE_CHECKING:  # data are divided without PyTorch
     from torch import Tensor
@@ -191,7 +191,25 @@ class Task(ABC):
 
     @abstractmethod
     def temperature(self, scores_NO: "Tensor", labels: "Tensor") -> float:
-        """Return the T for which the probabilities of scores / T fit the labels best."""
+        """Return the T for which the probabilities of scores / T fit the labels best.
+
+        Scores are made of squared distances.
+        """
+
+    def _best_temperature(self, scores_NO: "Tensor", labels: "Tensor", used: "Tensor") -> float:
+        """Return the T for which `loss` of scores / T is least, of 161 (Guo et al., ICML 2017).
+
+        T lies within four powers of ten of the mean magnitude of the ``used`` scores, as their unit
+        is arbitrary. It is 1 if there are none, or all are 0.
+        """
+        import torch
+
+        mean_magnitude = float(used.abs().mean()) if len(used) else 0.0
+        if mean_magnitude == 0:
+            return 1.0
+        factors = torch.logspace(-4, 4, 161)  # 20 for each power of ten
+        losses = [self.loss(scores_NO / (mean_magnitude * t), labels) for t in factors]
+        return mean_magnitude * float(factors[torch.stack(losses).argmin()])
 
     # -- what may leave ----------------------------------------------------------------------------
     @abstractmethod
@@ -248,4 +266,10 @@ class Task(ABC):
 
     def figure_names(self, names: Iterable[str]) -> set[str]:
         """Return all that a report may hold for these metrics: ``head/auc``, ``head/recall/3``."""
-        return declared_metrics(names, self.metrics_by_class, self.num_classes)
+        metrics = []
+        for name in names:
+            if name in self.metrics_by_class:
+                metrics += [f"{name}/{label}" for label in range(self.num_classes)]
+            else:
+                metrics.append(name)
+        return {f"{kind}/{metric}" for kind in KINDS for metric in metrics}

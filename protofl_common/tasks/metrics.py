@@ -41,11 +41,13 @@ def balanced_accuracy(scores_NC: Scores, labels_N: Labels) -> float:
     return statistics.fmean(recalls(scores_NC, labels_N).values())
 
 
-def macro_f1(scores_NC: Scores, labels_N: Labels) -> float:
-    """Return the mean F1 of the classes that occur or are predicted."""
+def macro_f1(scores_NC: Scores, labels_N: Labels, classes: Labels | None = None) -> float:
+    """Return the mean F1 of these classes, by default of those that occur or are predicted."""
     from sklearn.metrics import f1_score
 
-    return float(f1_score(labels_N, scores_NC.argmax(1), average="macro", zero_division=0.0))
+    predicted_N = scores_NC.argmax(1)
+    f1 = f1_score(labels_N, predicted_N, labels=classes, average="macro", zero_division=0.0)
+    return float(f1)
 
 
 def macro_f1_of_tested(scores_NC: Scores, labels_N: Labels) -> float:
@@ -54,12 +56,7 @@ def macro_f1_of_tested(scores_NC: Scores, labels_N: Labels) -> float:
     If a mean over classes that are predicted left a site, too, one sample predicted as another
     class would show, as the mean would then have one class more.
     """
-    from sklearn.metrics import f1_score
-
-    predicted_N = scores_NC.argmax(1)
-    tested = np.unique(labels_N)
-    f1 = f1_score(labels_N, predicted_N, labels=tested, average="macro", zero_division=0.0)
-    return float(f1)
+    return macro_f1(scores_NC, labels_N, np.unique(labels_N))
 
 
 def auc(scores_NC: Scores, labels_N: Labels) -> float:
@@ -111,18 +108,33 @@ def _labels_to_rank(
             yield label, scores_NL[is_known_N, label], holds_K
 
 
+def _by_label(
+    name: str,
+    metric: Callable[[NDArray[np.bool_], Scores], float],
+    scores_NL: Scores,
+    labels_NL: Labels,
+) -> dict[str, float]:
+    """Return a metric of each label that some samples have and some lack: ``name/7`` of label 3.
+
+    Figures by class are named by classes. A label has two (`MultiLabel`): 2 · label of the samples
+    without it, and 2 · label + 1 of those with it, by which its figures are named. ``metric`` is
+    called with whether samples have the label, and their scores, both [K], for the K samples of
+    which the label is known.
+    """
+    return {
+        f"{name}/{2 * label + 1}": float(metric(holds_K, scores_K))
+        for label, scores_K, holds_K in _labels_to_rank(scores_NL, labels_NL)
+    }
+
+
 def _mean_over_labels(
     metric: Callable[[NDArray[np.bool_], Scores], float], scores_NL: Scores, labels_NL: Labels
 ) -> float:
     """Return the mean of a metric over the labels that some samples have and some lack.
 
-    NaN if there are none. ``metric`` is called with whether samples have the label, and their
-    scores, both [K], for the K samples of which the label is known.
+    NaN if there are none.
     """
-    values = [
-        float(metric(holds_K, scores_K))
-        for _, scores_K, holds_K in _labels_to_rank(scores_NL, labels_NL)
-    ]
+    values = _by_label("", metric, scores_NL, labels_NL).values()
     return statistics.fmean(values) if values else math.nan
 
 
@@ -146,35 +158,19 @@ def f1_of_labels(scores_NL: Scores, labels_NL: Labels) -> float:
     A label is predicted above the threshold that validation data have chosen (`best_thresholds`);
     without such data, and on these themselves, at probability one half.
     """
+    from sklearn.metrics import f1_score
 
     def f1(holds_K: NDArray[np.bool_], scores_K: Scores) -> float:
-        predicted_K = scores_K > 0
-        right = (predicted_K & holds_K).sum()
-        return float(2 * right / (predicted_K.sum() + holds_K.sum()))
+        return float(f1_score(holds_K, scores_K > 0))
 
     return _mean_over_labels(f1, scores_NL, labels_NL)
 
 
-def _name_of_figure(metric: str, label: int) -> str:
-    """Return the name of a label's figure; ``label-auc/7`` is that of label 3.
-
-    Figures by class are named by classes. A label has two (`MultiLabel`): 2 · label of the samples
-    without it, and 2 · label + 1 of those with it, by which its figures are named.
-    """
-    return f"{metric}/{2 * label + 1}"
-
-
 def auc_by_label(scores_NL: Scores, labels_NL: Labels) -> dict[str, float]:
-    """Return the area under the ROC curve of each label: `label-auc/7` of label 3 (2 · 3 + 1).
-
-    A label that all samples have, or all lack, has none.
-    """
+    """Return the area under the ROC curve of each label: `label-auc/7` of label 3 (2 · 3 + 1)."""
     from sklearn.metrics import roc_auc_score
 
-    return {
-        _name_of_figure(LABEL_AUC, label): float(roc_auc_score(holds_K, scores_K))
-        for label, scores_K, holds_K in _labels_to_rank(scores_NL, labels_NL)
-    }
+    return _by_label(LABEL_AUC, roc_auc_score, scores_NL, labels_NL)
 
 
 def auc_errors_by_label(scores_NL: Scores, labels_NL: Labels) -> dict[str, float]:
@@ -183,10 +179,7 @@ def auc_errors_by_label(scores_NL: Scores, labels_NL: Labels) -> dict[str, float
     DeLong et al. 1988, by ranks (Sun and Xu 2014).
     NaN if only one sample has the label, or lacks it.
     """
-    return {
-        _name_of_figure(LABEL_AUC_ERROR, label): _auc_error(holds_K, scores_K)
-        for label, scores_K, holds_K in _labels_to_rank(scores_NL, labels_NL)
-    }
+    return _by_label(LABEL_AUC_ERROR, _auc_error, scores_NL, labels_NL)
 
 
 def _auc_error(holds_K: NDArray[np.bool_], scores_K: Scores) -> float:
@@ -265,17 +258,6 @@ def metric_names(text: str, legal: Collection[str]) -> tuple[str, ...]:
     return names
 
 
-def declared_metrics(names: Iterable[str], by_class: Collection[str], num_classes: int) -> set[str]:
-    """Return all that a report may hold for these metrics: ``head/auc``, ``prototype/recall/3``."""
-    metrics = []
-    for name in names:
-        if name in by_class:
-            metrics += [f"{name}/{label}" for label in range(num_classes)]
-        else:
-            metrics.append(name)
-    return {f"{kind}/{metric}" for kind in KINDS for metric in metrics}
-
-
 def evaluate_metrics(
     names: Iterable[str], metrics: Mapping[str, Metric], scores_NC: Scores, labels_N: Labels
 ) -> dict[str, float]:
@@ -319,7 +301,7 @@ def rounded_metrics(figures: Mapping[str, float], labels_N: Labels, least: int) 
 
     One of the N_c samples of a class adds at most 1 / N_c to the recall of the class. To any other
     metric, a mean over C classes, it adds at most 1 / (C N_c), with the smallest class for c, or
-    several times that (`CLASSES_MOVED`). Rounding lifts no metric above 1.
+    several times that (`CLASSES_MOVED`).
     """
     if least <= 1:
         return dict(figures)
@@ -329,10 +311,14 @@ def rounded_metrics(figures: Mapping[str, float], labels_N: Labels, least: int) 
     for name, value in figures.items():
         samples_of_mean = len(counts) * counts.min()  # C N_c of the smallest class
         step = least * CLASSES_MOVED.get(name, 1) / float(samples_of.get(name, samples_of_mean))
-        nearest = step * round(value / step)
-        # a user's metric may be above 1
-        rounded[name] = min(1.0, nearest) if value <= 1 else nearest
+        rounded[name] = to_step(value, step)
     return rounded
+
+
+def to_step(value: float, step: float) -> float:
+    """Round a figure to a multiple of ``step``; rounding lifts no share above 1."""
+    nearest = step * round(value / step)
+    return min(1.0, nearest) if value <= 1 else nearest  # a user's metric may be above 1
 
 
 def _users_metric(name: str, scores_NC: Scores, labels_N: Labels) -> float:

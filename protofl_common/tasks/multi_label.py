@@ -5,6 +5,7 @@ with it (FedMLP, Sun et al., MICCAI 2024). A sample belongs to one of the two fo
 is known.
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,7 @@ from protofl_common.tasks.metrics import (
     Scores,
     best_thresholds,
     evaluate_metrics,
+    to_step,
 )
 
 if TYPE_CHECKING:
@@ -159,33 +161,17 @@ class MultiLabel(Task):
 
     def of_each(self, scores_NO: "Tensor") -> list[dict[str, float | None]]:
         samples: list[dict[str, float | None]] = []
-        is_known_NO = scores_NO.isfinite().tolist()
-        for values, are_known in zip(scores_NO.sigmoid().tolist(), is_known_NO, strict=True):
-            probabilities: dict[str, float | None] = {}
-            for name, value, is_known in zip(self.classes, values, are_known, strict=True):
-                probabilities[name] = value if is_known else None
-            samples.append(probabilities)
+        known_NO = scores_NO.sigmoid().where(scores_NO.isfinite(), math.nan)
+        for row in known_NO.tolist():
+            values = [None if math.isnan(value) else value for value in row]
+            samples.append(dict(zip(self.classes, values, strict=True)))
         return samples
 
     def temperature(self, scores_NO: "Tensor", labels: "Tensor") -> float:
-        """Return the T for which `loss` of scores / T is least, of 161 tried; O = L.
-
-        T lies within four powers of ten of the scores' mean magnitude, as their unit is arbitrary
-        (squared distances). Unknown labels do not count, nor do scores of labels without prototypes
-        (± `LARGEST_SCORE`). T is 1 if no score is left, or all are 0.
-        """
-        import torch
-
+        """Return the T that fits best, without unknown labels, and labels without prototypes."""
         is_used_NL = (scores_NO.abs() < LARGEST_SCORE) & (labels != UNLABELLED)
-        if not bool(is_used_NL.any()):
-            return 1.0
-        mean_magnitude = float(scores_NO[is_used_NL].abs().mean())
-        if mean_magnitude <= 0:
-            return 1.0
         labels_NL = labels.where(is_used_NL, UNLABELLED)  # `loss` leaves these out
-        factors = torch.logspace(-4, 4, 161)  # 20 for each power of ten
-        losses = [self.loss(scores_NO / (mean_magnitude * t), labels_NL) for t in factors]
-        return mean_magnitude * float(factors[torch.stack(losses).argmin()])
+        return self._best_temperature(scores_NO, labels_NL, scores_NO[is_used_NL])
 
     # -- what may leave ----------------------------------------------------------------------------
     def large_classes(self, labels: Labels, least: int) -> Labels:
@@ -203,10 +189,9 @@ class MultiLabel(Task):
         kept = [label for label in rarest_first if smaller_L[label] >= least]
         while kept and not _hides_small_groups(labels[:, kept], least):
             kept.pop(0)
-        classes: list[int] = []
-        for label in sorted(kept):
-            classes += [2 * label, 2 * label + 1]  # samples without the label, and with it
-        return np.array(classes, dtype=np.int64)
+        labels_K1 = np.array(sorted(kept), dtype=np.int64)[:, None]
+        classes_K2: Labels = 2 * labels_K1 + np.arange(2)  # without the label, and with it
+        return classes_K2.ravel()
 
     def present_classes(self, labels: Labels) -> Labels:
         """Return, ascending, the classes to which any of the samples belongs.
@@ -247,9 +232,7 @@ class MultiLabel(Task):
         for name, value in exact.items():
             # one sample moves a figure of the rarest label by 1 / its samples at most, an F1 by 2
             step = least * (2 if name == MACRO_F1 else 1) / smallest
-            nearest = step * round(value / step)
-            # rounding lifts no share above 1; a user's metric may be above it
-            rounded[name] = min(1.0, nearest) if value <= 1 else nearest
+            rounded[name] = to_step(value, step)
         return rounded
 
 

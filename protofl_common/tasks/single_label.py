@@ -92,24 +92,11 @@ class SingleLabel(Task):
         return [{} for _ in scores_NO]
 
     def temperature(self, scores_NO: "Tensor", labels: "Tensor") -> float:
-        """Return the T of the least cross-entropy, of 161 tried (Guo et al., ICML 2017).
-
-        Scores are −d². T lies around their mean, within four powers of ten. It is 1 if no sample's
-        class has a prototype, or all distances are 0.
-        """
-        import torch
-
+        """Return the T that fits best, without samples of a class that has no prototype."""
         has_prototype_N = scores_NO.gather(1, labels[:, None])[:, 0].isfinite()
         scores_NO = scores_NO[has_prototype_N]
-        labels = labels[has_prototype_N]
-        if not len(scores_NO):
-            return 1.0
-        mean_squared_distance = float(-scores_NO[scores_NO.isfinite()].mean())
-        if mean_squared_distance <= 0:
-            return 1.0
-        factors = torch.logspace(-4, 4, 161)  # 20 for each power of ten
-        losses = [self.loss(scores_NO / (mean_squared_distance * t), labels) for t in factors]
-        return mean_squared_distance * float(factors[torch.stack(losses).argmin()])
+        finite = scores_NO[scores_NO.isfinite()]
+        return self._best_temperature(scores_NO, labels[has_prototype_N], finite)
 
     def large_classes(self, labels: Labels, least: int) -> Labels:
         classes, counts = np.unique(labels[labels != UNLABELLED], return_counts=True)

@@ -88,7 +88,7 @@ def test_plain_files_are_read_by_pyarrow(text: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", [
     b"a,label\n1\n", b"a,label\n1,x,\n", b"a,label\n\xff,x\n", b'a,label\n1,"x\n',
-    b"a,label\n1,x\na,label\n", b"a,label\n" + 140_000 * b"1" + b",x\n", b"a,label\n\n1,x,y\n",
+    b"a,label\n1,x\na,label\n", b"a,label\n\n1,x,y\n",
 ])  # fmt: skip
 def test_what_is_refused_is_refused_by_pythons_reader(text: bytes, tmp_path: Path) -> None:
     file = tmp_path / "t.csv"

@@ -17,7 +17,6 @@ from protofl_common.models.split import SplitModel
 from protofl_common.tasks import task_of
 from protofl_common.tasks.metrics import (
     METRICS,
-    declared_metrics,
     evaluate_metrics,
     metric_names,
 )
@@ -187,7 +186,7 @@ def test_auc_is_of_the_order_of_probabilities() -> None:
 
 def test_a_metric_by_class_may_be_reported_for_each_class() -> None:
     """ "recall" is by class; there are two classes, and two ways to predict."""
-    assert declared_metrics(["auc", "recall"], ["recall"], 2) == {
+    assert task_of("ab").figure_names(["auc", "recall"]) == {
         "head/auc",
         "head/recall/0",
         "head/recall/1",
