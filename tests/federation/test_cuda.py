@@ -15,7 +15,7 @@ from flwr.app import MessageType
 from protofl_common.experiment.catalog import CATALOG
 from tests.support.accidents import Killed, on_message
 from tests.support.acting import SMALL, left_behind
-from tests.support.harness import run_config, run_federation
+from tests.support.harness import federate, run_config, run_federation
 from tests.support.processes import superlink
 from tests.support.results import digests, without_times
 
@@ -47,7 +47,7 @@ def test_losses_on_cuda_are_nearly_those_of_the_cpu(algo: str, tmp_path: Path) -
     for device in ("cuda", "cpu"):
         settings = TRAINED | {"algo": algo, "device": device}
         clients = settings.pop("clients")
-        rows = run_federation(run_config(tmp_path / device, **settings), clients=clients).rows
+        rows = federate(tmp_path / device, clients=clients, **settings).rows
         losses.append([row["losses"]["total"] for row in rows if row["losses"]])
 
     on_cuda, on_cpu = losses
@@ -59,7 +59,7 @@ def test_on_cuda_a_resumed_run_is_an_undisturbed_one(tmp_path: Path) -> None:
     """The server dies while the clients train in round 2."""
     settings = TRAINED | {"algo": "fedtgp", "rounds": 3, "run_name": "run"}
     clients = settings.pop("clients")
-    whole = run_federation(run_config(tmp_path / "whole", **settings), clients=clients)
+    whole = federate(tmp_path / "whole", clients=clients, **settings)
 
     config = run_config(tmp_path / "parts", **settings)
     with pytest.raises(Killed):

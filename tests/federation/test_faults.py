@@ -36,6 +36,7 @@ from tests.support.harness import (
     Outcome,
     Tamper,
     client_of,
+    federate,
     run_config,
     run_federation,
 )
@@ -103,10 +104,6 @@ def nodes_asked(outcome: Outcome, number: int) -> set[int]:
         if message.metadata.group_id == str(number):
             asked.add(message.metadata.dst_node_id)
     return asked
-
-
-def per_row(outcome: Outcome, fact: str) -> list[Any]:
-    return [row[fact] for row in outcome.rows]
 
 
 # -- nodes that die and come back ----------------------------------------------------------------
@@ -212,7 +209,7 @@ def test_a_site_that_always_says_that_its_node_died_is_asked_three_times_and_cos
 
     outcome = run(tmp_path, gone)
 
-    assert per_row(outcome, "failed") == 4 * [{"site-1": "gone"}] + [{}]
+    assert outcome.per_row("failed") == 4 * [{"site-1": "gone"}] + [{}]
     for number in (1, 2, 3, 4):  # once to each of three sites, three times to site-1
         assert len(outcome.exchanged(number=number)) == 3 + 3
 
@@ -228,7 +225,7 @@ def test_a_supernode_that_comes_back_later_misses_its_round(tmp_path: Path) -> N
     returns = in_round(3, meanwhile(lambda: nodes.update(gone)))
     outcome = run(tmp_path, both(on_round(number=2, node=1002, change=go), returns), nodes)
 
-    assert per_row(outcome, "valid") == [4, 3, 4, 4, 4]
+    assert outcome.per_row("valid") == [4, 3, 4, 4, 4]
     assert outcome.rows[1]["failed"] == {"site-2": "Node Unavailable"}
 
 
@@ -244,7 +241,7 @@ def test_who_comes_late_or_comes_back_and_does_not_fit_is_left_out(
     tamper = both(joins, restarts(nodes, **other))
     outcome = run(tmp_path, tamper, nodes, algo="fedavg", num_clients=4)
 
-    assert per_row(outcome, "valid") == [4, 3, 3, 3, 3]
+    assert outcome.per_row("valid") == [4, 3, 3, 3, 3]
 
     said = capsys.readouterr().out
     assert "1 client cannot take part: extra: the sites differ in arch" in said
@@ -307,7 +304,7 @@ def test_a_late_client_joins_the_next_round_with_the_global_prototypes(
     joins = on_round(number=2, node=1000, change=meanwhile(lambda: nodes.setdefault(1003, late)))
     outcome = run(tmp_path, joins, nodes, num_clients=3)
 
-    assert per_row(outcome, "valid") == [3, 3, 4, 4, 4]
+    assert outcome.per_row("valid") == [3, 3, 4, 4, 4]
 
     asked = [message for message, _ in outcome.exchanged()]
     first, *_ = [message for message in asked if message.metadata.dst_node_id == 1003]
@@ -338,7 +335,7 @@ def test_a_server_waits_for_clients_that_are_all_gone(tmp_path: Path, capsys: Pr
     all_go = on_round(number=2, node=1003, change=meanwhile(nodes.clear))
     outcome = run(tmp_path, all_go, nodes, on_grid=back_once_missed, min_replies=2)
 
-    assert per_row(outcome, "valid") == [4] * 5
+    assert outcome.per_row("valid") == [4] * 5
     assert "waiting: 0 clients are connected, fewer than min-replies = 2" in capsys.readouterr().out
 
 
@@ -369,7 +366,7 @@ def test_a_superlink_that_was_away_is_told(
         grid.pull_messages = pull_messages  # type: ignore[method-assign]
         grid.get_node_ids = get_node_ids  # type: ignore[method-assign]
 
-    run_federation(run_config(tmp_path, **SMALL), clients=1, on_grid=slow_once)
+    federate(tmp_path, clients=1, on_grid=slow_once, **SMALL)
 
     assert "the SuperLink did not answer for 1 s; going on" in capsys.readouterr().out
 
@@ -385,7 +382,7 @@ def test_a_client_that_never_answers_costs_the_deadline_only(tmp_path: Path) -> 
 
     outcome = run(tmp_path, never, round_timeout=0.3)
 
-    assert per_row(outcome, "missing") == [["site-1"]] * 5
+    assert outcome.per_row("missing") == [["site-1"]] * 5
     assert outcome.summary["void-rounds"] == 0
 
 
@@ -398,8 +395,8 @@ def test_a_silent_site_rests_and_is_tried_again(tmp_path: Path, capsys: Printed)
     outcome = run(tmp_path, silent_twice, round_timeout=0.5, max_silent_rounds=2, rounds=6)
 
     six_rounds_and_the_final_evaluation = [4, 4, 3, 3, 4, 4, 4]
-    assert per_row(outcome, "asked") == six_rounds_and_the_final_evaluation
-    assert per_row(outcome, "missing")[:3] == [["site-1"], ["site-1"], []]
+    assert outcome.per_row("asked") == six_rounds_and_the_final_evaluation
+    assert outcome.per_row("missing")[:3] == [["site-1"], ["site-1"], []]
     assert "site-1: silent 2 times running; not asked until round 5" in capsys.readouterr().out
 
 
@@ -435,7 +432,7 @@ def test_a_slow_reply_is_counted_as_late_and_the_round_goes_on(
 
     assert outcome.rows[1]["missing"] == ["site-1"]
     assert outcome.rows[2]["late"] == {"site-1": "its reply to round 2"}
-    assert per_row(outcome, "valid") == [4, 3, 4, 4, 4]
+    assert outcome.per_row("valid") == [4, 3, 4, 4, 4]
     assert outcome.summary["trouble"] == {"failed": 0, "refused": 0, "missing": 1, "late": 1}
 
 
@@ -449,7 +446,7 @@ def test_a_site_that_is_a_round_behind_is_not_said_to_rest(tmp_path: Path, capsy
     for row in outcome.rows[1:4]:
         assert row["missing"] == ["site-1"]
         assert row["late"]
-    assert per_row(outcome, "asked") == 5 * [4]
+    assert outcome.per_row("asked") == 5 * [4]
     assert "not asked until" not in capsys.readouterr().out
 
 
@@ -472,7 +469,7 @@ def test_a_full_disk_is_a_failed_reply_and_costs_that_round_only(
 
     outcome = run(tmp_path)
 
-    assert per_row(outcome, "valid") == [4, 3, 4, 4, 4]
+    assert outcome.per_row("valid") == [4, 3, 4, 4, 4]
     assert outcome.summary["trouble"] == {"failed": 1, "refused": 0, "missing": 0, "late": 0}
 
     said = outcome.rows[1]["failed"]["site-1"]
@@ -574,7 +571,7 @@ def test_runs_in_which_no_state_is_lost_end(
     """No state is missed of clients that were not asked, keep nothing, or have not counted yet."""
     outcome = run(tmp_path, tamper, **settings)
 
-    assert per_row(outcome, "round") == [1, 2, 3, 4, 4]
+    assert outcome.per_row("round") == [1, 2, 3, 4, 4]
     assert sum(len(row["failed"]) for row in outcome.rows) == failures
     if "baselines" in settings:
         assert len(list((tmp_path / "runs").glob("mine*/summary.json"))) == 3
@@ -584,7 +581,7 @@ def test_a_round_with_too_few_replies_keeps_the_prototypes(tmp_path: Path) -> No
     """Client 3 fails in round 2, where all four are needed: round 3 sends down what round 2 did."""
     outcome = run(tmp_path, on_round(number=2, node=1003, change=fails), min_replies=4)
 
-    assert per_row(outcome, "void") == [False, True, False, False, False]
+    assert outcome.per_row("void") == [False, True, False, False, False]
 
     def sent_down(number: int) -> Any:
         message, _ = outcome.exchanged(number=number)[0]
@@ -607,17 +604,15 @@ def test_one_site_of_several_operators_is_no_round(tmp_path: Path) -> None:
     one_is_left = on_round(number=2, node=1001, change=fails)
 
     real = run(tmp_path / "real", one_is_left, real_sites(2))
-    assert per_row(real, "void") == [False, True, False, False, False]
+    assert real.per_row("void") == [False, True, False, False, False]
     assert real.rows[1]["void-because"] == "1 valid replies, fewer than min-replies = 2"
 
-    simulated = run_federation(
-        run_config(tmp_path / "simulated", **SMALL), clients=2, tamper=one_is_left
-    )
+    simulated = federate(tmp_path / "simulated", clients=2, tamper=one_is_left, **SMALL)
 
-    assert not any(per_row(simulated, "void"))
+    assert not any(simulated.per_row("void"))
 
     alone = run(tmp_path / "alone", nodes=real_sites(1))
-    assert not any(per_row(alone, "void"))
+    assert not any(alone.per_row("void"))
 
 
 GAVE_UP = (
@@ -642,7 +637,7 @@ def test_a_run_that_gave_up_can_be_resumed(tmp_path: Path) -> None:
 
     outcome = run_federation(config | {"resume": True}, run_id=2)
 
-    assert per_row(outcome, "void") == [False, True, True, True, False, False]
+    assert outcome.per_row("void") == [False, True, True, True, False, False]
     assert outcome.summary["resumed-after-rounds"] == [4]
 
 
@@ -661,14 +656,14 @@ def test_a_bug_of_all_simulated_clients_ends_the_run_at_once(
     monkeypatch.setattr("client_app.algorithms.base.ClientAlgorithm.fit", broken)
     alike = True
     with pytest.raises(FederationError, match=r"all clients failed in round 1, .*: mine, in "):
-        run_federation(run_config(tmp_path / "alike", **SMALL), clients=3)
+        federate(tmp_path / "alike", clients=3, **SMALL)
     shown = capfd.readouterr().err
     assert shown.count("Traceback") == 1
     assert shown.count("raise ZeroDivisionError(reason)") == 1
 
     alike = False
     with pytest.raises(FederationError, match="3 rounds in a row changed nothing"):
-        run_federation(run_config(tmp_path / "unlike", **SMALL), clients=3)
+        federate(tmp_path / "unlike", clients=3, **SMALL)
 
 
 # -- all of it at once ---------------------------------------------------------------------------

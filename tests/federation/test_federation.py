@@ -27,6 +27,7 @@ from tests.support.harness import (
     RUN_ID,
     LocalGrid,
     Outcome,
+    federate,
     run_config,
     run_federation,
     settings_of,
@@ -40,7 +41,7 @@ def test_half_sent_messages_are_sent_again(
     arrive: bool, tmp_path: Path, monkeypatch: Patch, capsys: Printed
 ) -> None:
     """Every push to the SuperLink fails once; with ``arrive`` its messages arrive all the same."""
-    wanted = run_federation(run_config(tmp_path / "undisturbed", rounds=3), clients=3)
+    wanted = federate(tmp_path / "undisturbed", clients=3, rounds=3)
     push = LocalGrid.push_messages
     calls = itertools.count()
 
@@ -52,7 +53,7 @@ def test_half_sent_messages_are_sent_again(
         raise ObjectPushError("an-object", 1, "a-session")
 
     monkeypatch.setattr(LocalGrid, "push_messages", failing_at_first)
-    found = run_federation(run_config(tmp_path / "disturbed", rounds=3), clients=3)
+    found = federate(tmp_path / "disturbed", clients=3, rounds=3)
 
     assert torch.equal(prototype_means(found), prototype_means(wanted))
     assert without_times(found.rows) == without_times(wanted.rows)
@@ -67,7 +68,7 @@ def test_a_superlink_that_keeps_losing_messages_ends_the_run(
     monkeypatch.setattr(LocalGrid, "push_messages", push)
 
     with pytest.raises(ObjectPushError):
-        run_federation(run_config(tmp_path), clients=2)
+        federate(tmp_path, clients=2)
     assert [len(list(messages)) for (messages,), _ in push.call_args_list] == [2, 2, 2]
 
 
@@ -149,8 +150,7 @@ def test_training_helps(algo: str, tmp_path: Path) -> None:
 
 def test_the_same_seed_gives_identical_metrics_and_another_does_not(tmp_path: Path) -> None:
     def run(name: str, seed: int) -> Outcome:
-        config = run_config(tmp_path / name, seed=seed, participation=0.5, rounds=3)
-        return run_federation(config, clients=6)
+        return federate(tmp_path / name, clients=6, seed=seed, participation=0.5, rounds=3)
 
     first = run("a", seed=1)
     again = run("b", seed=1)
@@ -177,7 +177,7 @@ def test_node_ids_do_not_matter(tmp_path: Path) -> None:
 
 def test_private_state_lives_where_the_site_says(tmp_path: Path) -> None:
     """Each of two sites has a state-dir of its own; the server's folder has nothing of it."""
-    outcome = run_federation(run_config(tmp_path), nodes=real_sites(2, tmp_path / "disk"))
+    outcome = federate(tmp_path, nodes=real_sites(2, tmp_path / "disk"))
 
     run = f"{outcome.folder.name}-{RUN_ID}"
     for i in (0, 1):
@@ -206,7 +206,7 @@ def test_a_round_of_sites_with_operators_asks_two_at_least(tmp_path: Path) -> No
 
     A merge of one upload is that upload, and the others would receive it.
     """
-    found = run_federation(run_config(tmp_path, participation=0.1, rounds=2), nodes=real_sites(3))
+    found = federate(tmp_path, nodes=real_sites(3), participation=0.1, rounds=2)
     assert {row["valid"] for row in found.rows[:-1]} == {2}
 
 
@@ -302,9 +302,9 @@ def test_participation_asks_a_part_of_the_sites_and_at_the_end_all(tmp_path: Pat
 
     So the best accuracy is the final one, as others cannot be compared with it.
     """
-    outcome = run_federation(run_config(tmp_path, participation=0.5, rounds=3), clients=5)
+    outcome = federate(tmp_path, clients=5, participation=0.5, rounds=3)
 
-    assert [row["asked"] for row in outcome.rows] == [2, 2, 2, 5]
+    assert outcome.per_row("asked") == [2, 2, 2, 5]
     assert len({tuple(row["clients"]) for row in outcome.rows[:3]}) > 1
 
     final = outcome.summary["accuracy"]["head"]["mean"]

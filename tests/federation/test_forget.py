@@ -16,7 +16,7 @@ from protofl_common.models.trained import TrainedModel
 from protofl_common.tools.cli import main
 from tests.support.commands import output
 from tests.support.given import Printed
-from tests.support.harness import Outcome, client_of, refusal, run_config, run_federation
+from tests.support.harness import Outcome, client_of, federate, refusal
 
 SMALL: dict[str, Any] = {
     "algo": "gaussian",
@@ -35,7 +35,7 @@ def federation(folder: Path, *partitions: int, **settings: Any) -> Outcome:
     """Run gaussian heads with these of four clients."""
     nodes = {1000 + n: {"partition-id": n, "num-partitions": 4} for n in partitions}
     number = {"num_clients": len(partitions), "min_clients": len(partitions)}
-    return run_federation(run_config(folder, **SMALL | number | settings), nodes=nodes)
+    return federate(folder, nodes=nodes, **SMALL | number | settings)
 
 
 def features(outcome: Outcome, *partitions: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -40,7 +40,14 @@ from tests.support.attacks import (
 )
 from tests.support.declared import DECLARED
 from tests.support.given import Patch, Printed
-from tests.support.harness import LocalGrid, Outcome, Tamper, run_config, run_federation
+from tests.support.harness import (
+    LocalGrid,
+    Outcome,
+    Tamper,
+    federate,
+    run_config,
+    run_federation,
+)
 from tests.support.hostile import ATTACKS
 from tests.support.sites import EAST, SOUTH, Three, real_sites
 
@@ -130,7 +137,7 @@ def with_hostile_sites(folder: Path, hostile: Collection[int], tamper: Tamper | 
         del nodes[node]
     joining = len(nodes) - len(nodes.keys() & nodes_of(MessageType.QUERY))
     facts = HALF_OF_THE_DIGITS | {"rounds": ROUNDS, "num_clients": joining, "liars": 0}
-    return run_federation(run_config(folder, **facts), nodes=nodes, tamper=tamper)
+    return federate(folder, nodes=nodes, tamper=tamper, **facts)
 
 
 @pytest.fixture(scope="module")
@@ -401,7 +408,7 @@ def test_a_server_step_that_fails_costs_sites_a_round(
 
     outcome = run_federation(fedavg(tmp_path, rounds=3), nodes=real_sites(3))
 
-    assert [row["void"] for row in outcome.rows] == [False, True, False, False]
+    assert outcome.per_row("void") == [False, True, False, False]
 
     if fault is raise_error:
         said = outcome.rows[1]["void-because"]
@@ -423,7 +430,7 @@ def test_in_a_simulation_a_step_that_leaves_nan_is_void_as_well(
 
     outcome = run_federation(fedavg(tmp_path, rounds=3), clients=2)
 
-    assert [row["void"] for row in outcome.rows] == [False, True, False, False]
+    assert outcome.per_row("void") == [False, True, False, False]
 
 
 def test_in_a_simulation_an_error_of_the_servers_step_ends_the_run(
@@ -518,7 +525,7 @@ def test_the_first_sites_decide_nothing(algo: str, tmp_path: Path, capsys: Print
 
     honest = [f"site-{number}" for number in range(len(claims), len(nodes))]
     assert sorted(outcome.summary["clients"]) == honest
-    assert [row["valid"] for row in outcome.rows] == [4, 4]
+    assert outcome.per_row("valid") == [4, 4]
     said = capsys.readouterr().out
     for number, (_, line) in enumerate(claims):
         assert f"site-{number}: {line}" in said

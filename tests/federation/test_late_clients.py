@@ -10,7 +10,7 @@ from flwr.app import MessageType
 from protofl_common.tools.tables.figure import Figure
 from server_app.network.membership import FederationError
 from tests.support.given import Printed
-from tests.support.harness import refusal, run_config, run_federation
+from tests.support.harness import federate, refusal
 from tests.support.results import digests, without_times
 
 SMALL: dict[str, Any] = {"models": "htcnn-1", "train_samples": 20, "test_samples": 20}
@@ -36,8 +36,7 @@ def test_new_clients_are_asked_last_and_their_figures_stand_apart(
 
     Those of the two are a metric of their own.
     """
-    config = run_config(tmp_path, algo=algo, new_clients=2, new_client_epochs=2, **SMALL)
-    outcome = run_federation(config, clients=5)
+    outcome = federate(tmp_path, clients=5, algo=algo, new_clients=2, new_client_epochs=2, **SMALL)
 
     trained, trained_again = sites_asked(outcome, MessageType.TRAIN)
     assert len(trained) == len(trained_again) == 3
@@ -78,7 +77,7 @@ def test_new_clients_change_nothing_of_the_others_and_train_as_they_are_told(
     for epochs in (0, 3):
         folder = tmp_path / str(epochs)
         settings = {"algo": "fedavg", "new_clients": 2, "new_client_epochs": epochs}
-        outcome = run_federation(run_config(folder, **settings, **SMALL), clients=4)
+        outcome = federate(folder, clients=4, **settings, **SMALL)
         found = digests(outcome.folder)
         # the folder "clients" has the new clients' own models, too
         global_tensors = {name: found[name] for name in found if "clients" not in name}
@@ -94,13 +93,13 @@ def test_new_clients_change_nothing_of_the_others_and_train_as_they_are_told(
 def test_a_client_that_drops_out_is_not_heard_in_that_round_and_again_alike(tmp_path: Path) -> None:
     """With drop-rate other clients drop out in each round, in two equal runs the same ones."""
     settings = {"algo": "fedavg", "rounds": 4, "drop_rate": 0.4, **SMALL}
-    first = run_federation(run_config(tmp_path / "first", **settings), clients=5)
-    again = run_federation(run_config(tmp_path / "again", **settings), clients=5)
+    first = federate(tmp_path / "first", clients=5, **settings)
+    again = federate(tmp_path / "again", clients=5, **settings)
 
     assert without_times(first.rows) == without_times(again.rows)
-    assert [row["asked"] for row in first.rows] == [5, 5, 5, 5, 5]
+    assert first.per_row("asked") == [5, 5, 5, 5, 5]
 
-    *rounds, final = [row["failed"] for row in first.rows]
+    *rounds, final = first.per_row("failed")
     assert final == {}
     for failed, asked in zip(rounds, sites_asked(first, MessageType.TRAIN), strict=True):
         assert set(failed.values()) <= {"dropped out (drop-rate)"}
@@ -109,8 +108,7 @@ def test_a_client_that_drops_out_is_not_heard_in_that_round_and_again_alike(tmp_
 
 
 def test_clients_of_a_new_domain_never_train(tmp_path: Path) -> None:
-    config = run_config(tmp_path, algo="fedavg", new_domain="scanned", rounds=1, **SMALL)
-    outcome = run_federation(config, clients=7)
+    outcome = federate(tmp_path, clients=7, algo="fedavg", new_domain="scanned", rounds=1, **SMALL)
 
     clients = outcome.summary["clients"]
     held_out = {site for site, facts in clients.items() if facts["domain"] == "scanned"}
@@ -135,7 +133,7 @@ def test_new_clients_that_are_nobody_or_everybody_are_refused(
     held_out: dict[str, Any], said: str, tmp_path: Path
 ) -> None:
     with pytest.raises(FederationError, match=said):
-        run_federation(run_config(tmp_path, join_timeout=5.0, **held_out, **SMALL), clients=3)
+        federate(tmp_path, clients=3, join_timeout=5.0, **held_out, **SMALL)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from tests.support.accidents import a_round_late, on_round
 from tests.support.attacks import failing
 from tests.support.fakes import server_of
 from tests.support.given import Patch, Printed
-from tests.support.harness import LocalGrid, Outcome, Tamper, refusal, run_config, run_federation
+from tests.support.harness import LocalGrid, Outcome, Tamper, federate, refusal
 from tests.support.results import assert_same
 from tests.support.sites import NORTH, SOUTH, Three
 
@@ -33,7 +33,7 @@ SUPPORTING = [name for name, row in CATALOG.items() if "late" in row.supports]
 
 def run(folder: Path, tamper: Tamper | None = None, **settings: Any) -> Outcome:
     """Run four simulated clients, of which one is slow: its replies come two rounds later."""
-    return run_federation(run_config(folder, **SLOW | settings), clients=4, tamper=tamper)
+    return federate(folder, clients=4, tamper=tamper, **SLOW | settings)
 
 
 def of_rounds(outcome: Outcome, key: str) -> list[Any]:

@@ -17,7 +17,7 @@ from server_app.callbacks.base import ActiveRun
 from server_app.network import membership
 from server_app.network.admission import FederationError, must_agree
 from tests.support.given import Patch
-from tests.support.harness import run_config, run_federation
+from tests.support.harness import federate, run_config, run_federation
 from tests.support.plain import assert_equal
 from tests.support.results import without_times
 
@@ -56,7 +56,7 @@ def test_many_are_asked_in_turns_and_nothing_grows_with_them(
     Prototypes of single clients are written in every other round and at the end. The run leaves
     what an ordinary one leaves, and the server's memory keeps no rows of clients.
     """
-    wanted = run_federation(run_config(tmp_path / "few", rounds=3, **SMALL), clients=3)
+    wanted = federate(tmp_path / "few", clients=3, rounds=3, **SMALL)
 
     monkeypatch.setattr(rounds, "SITES_AT_ONCE", 2)
     monkeypatch.setattr(membership, "SITES_AT_ONCE", 2)
@@ -72,7 +72,7 @@ def test_many_are_asked_in_turns_and_nothing_grows_with_them(
     asked = noting(monkeypatch, rounds, "_contents", argument=1)  # the sites
     introduced = noting(monkeypatch, membership, "push_each", argument=1)  # the messages
     written = noting(monkeypatch, artifacts, "_write_owned", argument=3)  # the round
-    found = run_federation(run_config(tmp_path / "many", rounds=3, **SMALL), clients=3)
+    found = federate(tmp_path / "many", clients=3, rounds=3, **SMALL)
 
     assert [len(messages) for messages in introduced] == [2, 1]
     # three rounds, and the final evaluation in two turns

@@ -12,7 +12,7 @@ from protofl_common.runs.folder import SITES, RunFolder
 from protofl_common.tools.cli.audit import Candidates, audit, finding
 from tests.support.commands import output
 from tests.support.given import Patch, Printed
-from tests.support.harness import run_config, run_federation
+from tests.support.harness import federate
 from tests.support.pages import Page
 
 TINY_RUN: dict[str, Any] = {
@@ -76,9 +76,7 @@ def audited(
 
     Its clients have joined in another order than that of their numbers, as they do in processes.
     """
-    run = run_federation(
-        run_config(folder, algo=algo, **TINY_RUN | changes), clients=clients
-    ).folder
+    run = federate(folder, clients=clients, algo=algo, **TINY_RUN | changes).folder
     facts = RunFolder(run).sites()
     RunFolder(run).write(SITES, {**facts, "sites": dict(reversed(facts["sites"].items()))})
     return run, {(found["attack"], found["samples"]): found for found in audit(run)}

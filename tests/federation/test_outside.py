@@ -50,6 +50,7 @@ from tests.support.given import Patch, Printed
 from tests.support.harness import (
     Outcome,
     client_of,
+    federate,
     refusal,
     rows_without_a_reply,
     run_config,
@@ -248,7 +249,7 @@ def test_stopped_at_every_place_and_resumed_it_is_bit_for_bit_the_same(
         monkeypatch.setattr(half, name, partialmethod(drawing, hook=getattr(half, name)))
     more = {"rounds": 6, "run_name": "mine", "test_samples": 20, "participation": 0.5}
     settings = MOON | more | {"hparams": "mu=2.0"}
-    wanted = run_federation(run_config(tmp_path / "whole", **settings), clients=CLIENTS)
+    wanted = federate(tmp_path / "whole", clients=CLIENTS, **settings)
 
     config = run_config(tmp_path / "parts", **settings)
     for number, place in enumerate(PLACES, start=1):
@@ -468,7 +469,7 @@ def test_an_upload_says_of_how_many_clients_it_is(
     change(monkeypatch, supports=("secagg",))
     monkeypatch.setattr(Summing, "seen", [])
 
-    run = run_federation(run_config(tmp_path, **MOON, secagg=secagg, rounds=1), clients=4)
+    run = federate(tmp_path, clients=4, **MOON, secagg=secagg, rounds=1)
 
     assert Summing.seen == [uploads]
     assert run.rows[0]["server"] == {"uploads": float(len(uploads))}
@@ -480,7 +481,7 @@ def test_uploads_must_have_the_names_of_what_is_merged(tmp_path: Path, monkeypat
 
     lacks = "Summing lacks steps: uploads must have its names and shapes"
     with pytest.raises(FederationError, match=lacks):
-        run_federation(run_config(tmp_path, **MOON, rounds=1), clients=1)
+        federate(tmp_path, clients=1, **MOON, rounds=1)
 
 
 def test_a_run_has_its_last_model_and_the_users_metric_and_callback(
@@ -557,13 +558,13 @@ def test_a_metric_that_is_not_there_is_refused_before_the_first_round(
 ) -> None:
     missing = f"1 client cannot take part: metrics = .*: {own} has no nothing"
     with pytest.raises(FederationError, match=missing):
-        run_federation(run_config(tmp_path, **MOON, metrics=f"auc, {own}:nothing"), clients=1)
+        federate(tmp_path, clients=1, **MOON, metrics=f"auc, {own}:nothing")
 
 
 def test_a_callback_that_fails_is_said_and_the_run_goes_on(
     own: str, tmp_path: Path, capsys: Printed
 ) -> None:
-    run = run_federation(run_config(tmp_path, **MOON, callback=f"{own}:offline"), clients=2)
+    run = federate(tmp_path, clients=2, **MOON, callback=f"{own}:offline")
 
     assert len(run.rows) == 3
 
@@ -573,13 +574,13 @@ def test_a_callback_that_fails_is_said_and_the_run_goes_on(
 
 def test_a_callback_that_cannot_be_called_is_refused(own: str, tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"callback = .*:rows': it is no function or class of "):
-        run_federation(run_config(tmp_path, **MOON, callback=f"{own}:rows"), clients=2)
+        federate(tmp_path, clients=2, **MOON, callback=f"{own}:rows")
 
 
 def test_sites_take_part_where_their_operators_name_the_package(tmp_path: Path) -> None:
     """A site whose node config lacks allow-python refuses the package's method."""
     nodes = real_sites(2, **{"allow-python": "outside_moon", "dataset": STRIPES["dataset"]})
-    run = run_federation(run_config(tmp_path, **MOON), nodes=nodes)
+    run = federate(tmp_path, nodes=nodes, **MOON)
     networks = {site: facts["arch"] for site, facts in run.summary["clients"].items()}
 
     assert networks == {"site-0": VIT, "site-1": VIT}
@@ -589,7 +590,7 @@ def test_sites_take_part_where_their_operators_name_the_package(tmp_path: Path) 
     refused = r"site-1 .*: algo = 'my-moon': not allowed on this site; .*name outside"
 
     with pytest.raises(FederationError, match=refused):
-        run_federation(run_config(tmp_path / "refused", **MOON), nodes=nodes)
+        federate(tmp_path / "refused", nodes=nodes, **MOON)
 
 
 # -- the page docs/extend.md -----------------------------------------------------------------------
@@ -647,7 +648,7 @@ def test_the_pages_hooks_exist_and_are_called_in_their_order(
 
     for name in names_in_order:
         watch(name)
-    run_federation(run_config(tmp_path, **MOON), clients=2)
+    federate(tmp_path, clients=2, **MOON)
 
     assert calls == names_in_order
 
@@ -722,7 +723,7 @@ def test_the_scaffold_of_the_notebook_is_ours_but_for_rounding(
     }
 
     def run_of(algo: str) -> Outcome:
-        return run_federation(run_config(tmp_path / algo, algo=algo, **settings), clients=3)
+        return federate(tmp_path / algo, clients=3, algo=algo, **settings)
 
     def weights_of(run: Outcome) -> dict[str, torch.Tensor]:
         return load_file(run.folder / "weights.safetensors")
@@ -732,7 +733,7 @@ def test_the_scaffold_of_the_notebook_is_ours_but_for_rounding(
     theirs = run_of("mine")
 
     assert sum(theirs.summary["trouble"].values()) == 0
-    assert [row["accuracy"] for row in theirs.rows] == [row["accuracy"] for row in ours.rows]
+    assert theirs.per_row("accuracy") == ours.per_row("accuracy")
 
     found = weights_of(theirs)
     other = weights_of(fedavg)

@@ -16,7 +16,14 @@ from server_app.network.membership import FederationError
 from server_app.strategies import fedavg
 from tests.support.commands import output
 from tests.support.given import Patch, Printed
-from tests.support.harness import Outcome, client_of, refusal, run_config, run_federation
+from tests.support.harness import (
+    Outcome,
+    client_of,
+    federate,
+    refusal,
+    run_config,
+    run_federation,
+)
 
 NETS = """
 import math
@@ -145,7 +152,7 @@ def test_unlike_networks_learn_all_kinds_of_data(
     tmp_path: Path, kinds: Any, kind: str, algo: str
 ) -> None:
     """Three clients with networks of three kinds; of three classes guessing is right in a third."""
-    run = run_federation(run_config(tmp_path, algo=algo, **kinds[kind], **LEARN), clients=3)
+    run = federate(tmp_path, clients=3, algo=algo, **kinds[kind], **LEARN)
     assert accuracy(run) > 0.6
     assert len({site["arch"] for site in run.summary["clients"].values()}) == 3
 
@@ -193,7 +200,7 @@ def test_rows_of_a_file_are_predicted_from_the_columns_of_the_run(
         rows.append({"label": label, "title": title, "body": body})
     write_table(file, ["label", "title", "body"], rows)
 
-    run = run_federation(run_config(tmp_path, algo="fedproto", **kinds["text"]), clients=1)
+    run = federate(tmp_path, clients=1, algo="fedproto", **kinds["text"])
 
     console = capsys.readouterr().out
     assert "inputs: the columns title, body together" in console.splitlines()
@@ -353,7 +360,7 @@ def test_a_network_of_the_users_own(tmp_path: Path, nets: str, algo: str) -> Non
     clients = run.summary["clients"]
     assert clients["site-0"]["arch"] == own
     assert clients["site-1"]["arch"] == models[-1]
-    assert [row["accuracy"] for row in again.rows] == [row["accuracy"] for row in run.rows]
+    assert again.per_row("accuracy") == run.per_row("accuracy")
 
 
 @pytest.mark.parametrize("net", ["Tied", "Lazy"])
@@ -362,12 +369,12 @@ def test_tied_weights_and_layers_built_late_are_trained_and_exported(
     tmp_path: Path, nets: str, algo: str, net: str
 ) -> None:
     """Two layers of `Tied` have one weight, also once exported; `Lazy` builds a layer when used."""
-    run = run_federation(run_config(tmp_path, algo=algo, models=f"{nets}:{net}", **WINE), clients=2)
+    run = federate(tmp_path, clients=2, algo=algo, models=f"{nets}:{net}", **WINE)
     model = TrainedModel.read(run.folder / "clients" / "site-1" / "model.safetensors").build()
 
     if net == "Tied":
         assert model.body.twin.weight is model.body.again.weight  # type: ignore[union-attr]
-    assert [row["valid"] for row in run.rows] == [2] * len(run.rows)
+    assert run.per_row("valid") == [2] * len(run.rows)
 
 
 @pytest.mark.parametrize(("net", "kind"), [
@@ -379,21 +386,20 @@ def test_a_type_that_does_not_travel_is_named_before_the_first_round(
     """Only methods that send weights name it; others may have such buffers."""
     settings = {"models": f"{nets}:{net}", **WINE}
     with pytest.raises(FederationError, match=rf"body\.mask is {kind}, and weights travel as"):
-        run_federation(run_config(tmp_path, algo="fedavg", **settings), clients=2)
+        federate(tmp_path, clients=2, algo="fedavg", **settings)
 
-    run = run_federation(run_config(tmp_path / "fedproto", algo="fedproto", **settings), clients=2)
+    run = federate(tmp_path / "fedproto", clients=2, algo="fedproto", **settings)
     assert list(run.folder.glob("clients/*/model.safetensors"))
 
     settings["models"] = f"{nets}:Sparse"
     with pytest.raises(FederationError, match="its model cannot be written"):
-        run_federation(run_config(tmp_path / "sparse", algo="fedproto", **settings), clients=2)
+        federate(tmp_path / "sparse", clients=2, algo="fedproto", **settings)
 
 
 def test_batch_normalisation_without_running_statistics_is_exported_as_it_is(
     tmp_path: Path, nets: str
 ) -> None:
-    config = run_config(tmp_path, algo="fedavg", models=f"{nets}:NoStatistics", **WINE)
-    run = run_federation(config, clients=2)
+    run = federate(tmp_path, clients=2, algo="fedavg", models=f"{nets}:NoStatistics", **WINE)
     model = TrainedModel.read(run.folder / "clients" / "site-1" / "model.safetensors").build()
 
     assert isinstance(model.body.get_submodule("again"), nn.BatchNorm1d)
@@ -418,8 +424,8 @@ def test_a_batch_of_one_that_cannot_be_normalised_is_refused(
     """With norm = 'group', which normalises each sample by itself, it is accepted."""
     small = {"algo": "fedpcl", "train_samples": 20, "batch_size": 10, "rounds": 1} | settings
     with pytest.raises(FederationError, match=said):
-        run_federation(run_config(tmp_path, **small), clients=1)
-    run_federation(run_config(tmp_path, **small, norm="group"), clients=1)
+        federate(tmp_path, clients=1, **small)
+    federate(tmp_path, clients=1, **small, norm="group")
 
 
 IMAGES = r"they see images, .* these data is float32 \[13\]; choose backbones ="
@@ -440,7 +446,7 @@ def test_what_does_not_fit_a_table_is_refused(
     """A network of the user's that fails, and backbones for images, are refused before round 1."""
     models = f"{nets}:{net}" if net else "small3"
     with pytest.raises(FederationError, match=said):
-        run_federation(run_config(tmp_path, algo=algo, models=models, **WINE), clients=2)
+        federate(tmp_path, clients=2, algo=algo, models=models, **WINE)
 
 
 def test_the_server_builds_no_network_that_only_a_client_names(tmp_path: Path, nets: str) -> None:
@@ -469,9 +475,9 @@ def test_heads_are_averaged_over_networks_that_clients_name(
         0: {"partition-id": 0, "num-partitions": 2, "arch": f"{nets}:Tiny"},
         1: {"partition-id": 1, "num-partitions": 2, "arch": "mlp-1"},
     }
-    outcome = run_federation(run_config(tmp_path, algo="lg-fedavg", **WINE), nodes=nodes)
+    outcome = federate(tmp_path, nodes=nodes, algo="lg-fedavg", **WINE)
 
-    assert [row["valid"] for row in outcome.rows] == [2, 2, 2]
+    assert outcome.per_row("valid") == [2, 2, 2]
     assert set(shapes) == {()}, "the server builds no body"
 
 

@@ -88,19 +88,19 @@ def test_a_year_of_hospitals_that_come_and_go_has_a_result_in_every_run(tmp_path
         return by({WEST: silent})(message, reply) if is_away else reply
 
     first = hospitals.federate(heart, four, run_id=1, tamper=west_is_away)
-    assert [row["valid"] for row in first.rows] == [4, 3, 4, 4]
+    assert first.per_row("valid") == [4, 3, 4, 4]
     assert ends_with_a_result(first)
 
     again = hospitals.federate(heart, four, run_id=2)
-    assert [row["valid"] for row in again.rows] == [4, 4, 4, 4]
+    assert again.per_row("valid") == [4, 4, 4, 4]
 
     larger = hospitals.study(rounds=2, min_clients=3)
     joined = hospitals.federate(larger, hospitals.nodes, run_id=3)
 
-    assert [row["valid"] for row in joined.rows] == [5, 5, 5]
+    assert joined.per_row("valid") == [5, 5, 5]
 
     left = hospitals.federate(larger, hospitals.without("south"), run_id=4)
-    assert [row["valid"] for row in left.rows] == [4, 4, 4]
+    assert left.per_row("valid") == [4, 4, 4]
 
     second_study = hospitals.study(*FOUR, rounds=2, min_clients=3, algo="fedavg", seed=7)
     without_east = hospitals.without("east")

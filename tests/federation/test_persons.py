@@ -15,7 +15,7 @@ from protofl_common.experiment.settings import Settings
 from protofl_common.runs.folder import RunFolder
 from server_app.network.membership import FederationError
 from tests.support.given import Printed
-from tests.support.harness import CACHE, client_of, run_config, run_federation
+from tests.support.harness import CACHE, client_of, federate, run_config, run_federation
 from tests.support.sites import named
 
 PERSONS = 40
@@ -77,9 +77,9 @@ def site(folder: Path, name: str, **more: Any) -> dict[str, Any]:
 def test_persons_are_counted_in_all_that_leaves(changes: dict[str, Any], tmp_path: Path) -> None:
     """Numbers of samples, weights, figures and counts are of persons; ε is said to be, too."""
     nodes = {1: site(tmp_path, "north"), 2: site(tmp_path, "southern")}
-    outcome = run_federation(run_config(tmp_path, **RUN | changes), nodes=nodes)
+    outcome = federate(tmp_path, nodes=nodes, **RUN | changes)
 
-    assert not any(outcome.summary["trouble"].values())
+    assert not outcome.trouble
     for facts in RunFolder(outcome.folder).sites()["sites"].values():
         samples = facts["train-samples"] + facts["test-samples"]
         assert samples + facts.get("validation-samples", 0) == PERSONS
@@ -114,10 +114,8 @@ def test_moments_of_persons_are_summed_with_shared_noise(tmp_path: Path) -> None
         np.savez(file, **arrays)
         nodes[number] = node
     gaussian = {"algo": "gaussian", "backbones": "glyphs", "secagg": True, "dp_honest_sites": 3}
-    outcome = run_federation(
-        run_config(tmp_path, **RUN | {"num_clients": 3} | gaussian), nodes=nodes
-    )
-    assert not any(outcome.summary["trouble"].values())
+    outcome = federate(tmp_path, nodes=nodes, **RUN | {"num_clients": 3} | gaussian)
+    assert not outcome.trouble
     assert outcome.summary["accuracy"]["head"]["mean"] >= 0
     assert not any("validation" in row for row in outcome.rows)
 
@@ -169,7 +167,7 @@ def test_charges_of_samples_say_nothing_of_persons(tmp_path: Path, capfd: Printe
         tmp_path / name / "state/sites" / name / "division.key" for name in ("north", "southern")
     ]
     first = run_config(tmp_path / "1", **RUN | {"dp": "sample", "run_name": "first"})
-    assert not any(run_federation(first, nodes=nodes, run_id=1).summary["trouble"].values())
+    assert not run_federation(first, nodes=nodes, run_id=1).trouble
 
     made = [key.read_text() for key in keys]
     assert made[0] != made[1]
@@ -178,8 +176,7 @@ def test_charges_of_samples_say_nothing_of_persons(tmp_path: Path, capfd: Printe
     for number, name in enumerate(("north", "southern"), start=1):
         data_of(tmp_path / name, number)
     data_key.cache_clear()  # a process looks once which files there are
-    second = run_config(tmp_path / "2", **RUN | {"run_name": "second"})
     with pytest.raises(FederationError, match="earlier charges in this client's ledger are of"):
-        run_federation(second, nodes=nodes, run_id=2)
+        federate(tmp_path / "2", nodes=nodes, run_id=2, **RUN | {"run_name": "second"})
     assert [key.read_text() for key in keys] == made
     assert re.search("require-dp, over all runs, = 20: earlier charges", capfd.readouterr().err)

@@ -30,7 +30,7 @@ from tests.support import ROOT
 from tests.support.commands import SCHEMA, output, told
 from tests.support.fakes import write_run
 from tests.support.given import Patch, Printed
-from tests.support.harness import Outcome, client_of, run_config, run_federation
+from tests.support.harness import Outcome, client_of, federate, run_config, run_federation
 
 CLIENTS = 2
 LONG = "a-folder-with-quite-a-long-name" * 7
@@ -48,7 +48,7 @@ BROKEN: dict[str, bytes] = {
 
 def trained(tmp_path: Path, **settings: Any) -> Outcome:
     small = {"train_samples": 60, "test_samples": 60}
-    return run_federation(run_config(tmp_path, **small | settings), clients=CLIENTS)
+    return federate(tmp_path, clients=CLIENTS, **small | settings)
 
 
 def taken_out(run: Path, out: Path, site: str = "site-0", *more: str) -> Path:
@@ -532,7 +532,7 @@ def test_rows_of_a_file_and_one_that_has_too_few_columns(tmp_path: Path, capsys:
     the schema.
     """
     settings = {"algo": "fedproto", "models": "table3", "dataset": "wine", "partition": "iid"}
-    run = run_federation(run_config(tmp_path, **settings), clients=2).folder
+    run = federate(tmp_path, clients=2, **settings).folder
     model = taken_out(run, tmp_path / "model", "site-1")
     good = tmp_path / "good.csv"
     header = ",".join(f"x{i}" for i in range(13))
@@ -670,7 +670,7 @@ def test_data_that_changed_are_named_and_so_is_a_run_that_goes_on(
     tmp_path: Path, capsys: Printed
 ) -> None:
     """Predictions of a run need the test samples that its clients had, and a run that has ended."""
-    run = run_federation(run_config(tmp_path, models="cnn4", rounds=1), clients=2).folder
+    run = federate(tmp_path, clients=2, models="cnn4", rounds=1).folder
     with locked_run(run):
         busy = output(capsys, "predict", run, status=1).err
 

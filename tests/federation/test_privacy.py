@@ -59,6 +59,7 @@ from tests.support.harness import (
     Nodes,
     Outcome,
     client_of,
+    federate,
     instructions,
     reason_in,
     refusal,
@@ -198,7 +199,7 @@ def test_an_algorithm_takes_the_steps_and_tables_of_its_plan(
     rounds = 2
     assert calls.count("step") == clients * rounds * plan.steps
     assert calls.count("table") == clients * sum(plan.tables)  # of all rounds
-    assert not any(outcome.summary["trouble"].values())
+    assert not outcome.trouble
     # ε is nearly the default of dp-epsilon, 8, and not above it
     assert 7.7 < outcome.summary["epsilon"] == outcome.rows[-1]["epsilon"] <= 8
     for _, reply in outcome.exchanged():
@@ -537,10 +538,8 @@ def test_an_epsilon_too_small_for_any_noise_is_refused_before_a_client_trains(
     tmp_path: Path,
 ) -> None:
     grids: list[LocalGrid] = []
-    config = run_config(tmp_path, **SMALL | {"dp_epsilon": 0.001})
-
     with pytest.raises(SettingsError, match=r"dp-epsilon = 0\.001: no noise is large enough"):
-        run_federation(config, clients=2, on_grid=grids.append)
+        federate(tmp_path, clients=2, on_grid=grids.append, **SMALL | {"dp_epsilon": 0.001})
 
     for message, _ in grids[0].log:
         assert message.metadata.message_type != MessageType.TRAIN
@@ -570,7 +569,7 @@ def test_the_noise_of_a_paper_on_gradients_is_dp_sgd_and_is_called_no_protection
 def test_a_run_spends_its_epsilon_and_says_so(tmp_path: Path) -> None:
     """In its rows, in the report's figures, and in the ledgers of its two clients."""
     outcome = private(tmp_path, "fedproto", rounds=3, evaluate_every=2)
-    spent = [row["epsilon"] for row in outcome.rows]  # from the beginning of the run
+    spent = outcome.per_row("epsilon")  # from the beginning of the run
 
     assert outcome.summary["rounds"] == 3
     assert spent == sorted(spent)
@@ -653,7 +652,7 @@ def test_what_a_resumed_run_repeats_is_counted(
     resumed = run_federation(config | {"resume": True}, clients=2, run_id=2)
 
     assert resumed.summary["rounds"] == left
-    assert not any(resumed.summary["trouble"].values())
+    assert not resumed.trouble
     assert resumed.summary["epsilon"] <= 8
 
 
@@ -737,7 +736,7 @@ def test_a_site_keeps_one_account_over_all_runs_and_stays_within_it(
     accounts = tmp_path / "disk-1/privacy"
     named(zero=zero / "sites/site-0", one=tmp_path / "disk-1/sites/site-1")
 
-    assert not any(run_federation(first, nodes=nodes, run_id=1).summary["trouble"].values())
+    assert not run_federation(first, nodes=nodes, run_id=1).trouble
 
     def refused(kind: str, reason: str) -> None:
         """The second run is refused, before its first round, with this line in a site's log."""

@@ -21,7 +21,7 @@ from protofl_common.report import charts
 from server_app.callbacks import artifacts
 from tests.support.attacks import by, card_with, lost, scaled, values_of, when
 from tests.support.given import Patch, Printed
-from tests.support.harness import Outcome, client_of, run_config, run_federation
+from tests.support.harness import Outcome, client_of, federate, run_config, run_federation
 from tests.support.pages import Page, drawn
 
 SMALL: dict[str, Any] = {"report": True, "train_samples": 40, "test_samples": 40}
@@ -44,7 +44,7 @@ def read(outcome: Outcome) -> Page:
 
 
 def run(folder: Path, clients: int, **settings: Any) -> Outcome:
-    return run_federation(run_config(folder, **SMALL | settings), clients=clients)
+    return federate(folder, clients=clients, **SMALL | settings)
 
 
 @pytest.fixture(scope="module")
@@ -272,11 +272,7 @@ def test_a_page_that_cannot_be_drawn_fails_nothing(
 def test_a_run_that_fails_leaves_a_page_too(tmp_path: Path) -> None:
     settings = {"algo": "local", "rounds": 9, "run_name": "mine", "round_timeout": 0.1}
     with pytest.raises(Exception, match="3 rounds in a row"):
-        run_federation(
-            run_config(tmp_path, **SMALL, **settings),
-            clients=2,
-            tamper=when(lost, MessageType.TRAIN),
-        )
+        federate(tmp_path, clients=2, tamper=when(lost, MessageType.TRAIN), **SMALL, **settings)
 
     page = Page(tmp_path / "runs" / "mine" / "report.html")
     assert "This run is not finished: the page shows it as far as it is." in page.texts
@@ -325,8 +321,7 @@ def test_a_site_that_is_no_part_of_the_division_has_no_counts(tmp_path: Path) ->
         # has no partition at all
         3: {"site-name": "north", "domain": "photo"},
     }
-    config = run_config(tmp_path, algo="fedtgp", num_clients=3, rounds=1)
-    sites = sites_of(run_federation(config, nodes=nodes))
+    sites = sites_of(federate(tmp_path, nodes=nodes, algo="fedtgp", num_clients=3, rounds=1))
 
     assert [site for site, facts in sites.items() if "train-classes" in facts] == ["site-0"]
 
@@ -345,7 +340,7 @@ def test_who_claims_a_million_partitions_makes_no_work(tmp_path: Path, monkeypat
 def test_an_empty_cache_on_the_server_gives_no_division(tmp_path: Path, monkeypatch: Patch) -> None:
     """A server that has no data cannot say who has how many samples of each class."""
     monkeypatch.setattr(artifacts, "data_if_cached", lambda settings: None)
-    outcome = run_federation(run_config(tmp_path, rounds=1, **DIGITS), clients=2)
+    outcome = federate(tmp_path, clients=2, rounds=1, **DIGITS)
 
     assert not (outcome.folder / "report.html").exists()  # which these settings do not want
     for facts in sites_of(outcome).values():

@@ -24,7 +24,7 @@ from server_app.callbacks.checkpoints import as_toml
 from server_app.network.membership import FederationError
 from tests.support.accidents import CLIENTS, FINAL, PLACES, flip_a_bit, stop
 from tests.support.given import Patch, Printed
-from tests.support.harness import run_config, run_federation
+from tests.support.harness import federate, run_config, run_federation
 from tests.support.results import assert_same
 
 SMALL: dict[str, Any] = {"models": "mnist-cnn", "train_samples": 10, "test_samples": 20}
@@ -67,7 +67,7 @@ def test_a_stopped_run_equals_a_whole_one(
     A round is finished only if the server dies after its checkpoint.
     """
     settings = SMALL | {"rounds": 4, "run_name": "mine"} | settings
-    wanted = run_federation(run_config(tmp_path / "whole", **settings), clients=CLIENTS)
+    wanted = federate(tmp_path / "whole", clients=CLIENTS, **settings)
 
     config = run_config(tmp_path / "parts", **settings)
     finished_rounds = []
@@ -203,7 +203,7 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_is_used(
     Clients keep the states that this needs, even where some had begun the next round.
     """
     settings = SMALL | {"rounds": 6, "run_name": "mine", "algo": "fedtgp"}
-    wanted = run_federation(run_config(tmp_path / "whole", **settings), clients=CLIENTS)
+    wanted = federate(tmp_path / "whole", clients=CLIENTS, **settings)
     config = run_config(tmp_path / "parts", **settings)
     stop(config, place, 5)
     kept = RunFolder(tmp_path / "parts" / "runs" / "mine").checkpoints()  # the newest first
@@ -314,4 +314,4 @@ def test_a_full_disk_of_the_server_leaves_the_last_checkpoint(
     # before rounds 1 and 2 are stored, and 2 and 3 once resumed; at last the clients' final models
     assert checkpoints_when_synced == [1, 2, 2, 3, 3]
     assert found.summary["resumed-after-rounds"] == [1]
-    assert_same(found, run_federation(run_config(tmp_path / "whole", **settings), clients=CLIENTS))
+    assert_same(found, federate(tmp_path / "whole", clients=CLIENTS, **settings))

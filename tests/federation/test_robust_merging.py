@@ -31,7 +31,7 @@ from tests.support.attacks import (
     values_of,
 )
 from tests.support.given import Patch, Printed
-from tests.support.harness import refusal, run_config, run_federation, settings_of
+from tests.support.harness import federate, refusal, run_config, run_federation, settings_of
 from tests.support.sites import real_sites
 
 TRIMMED = Aggregator("trimmed-mean", 1)
@@ -220,8 +220,7 @@ MEDIANS = [(algo, "prototypes") for algo in sorted(AVERAGING - {"fednh"})]
 def test_a_server_takes_the_median_of_what_was_sent(algo: str, sent: str, tmp_path: Path) -> None:
     """The global prototypes or weights are the median of three clients', number by number."""
     data = {"dataset": "digits", "partition": "iid", "models": "htcnn-1", "fesem__centres": 1}
-    config = run_config(tmp_path, algo=algo, merging="median", rounds=1, **data)
-    outcome = run_federation(config, clients=3)
+    outcome = federate(tmp_path, clients=3, algo=algo, merging="median", rounds=1, **data)
 
     replies = [reply.content[sent] for _, reply in outcome.exchanged()]
     found = load_file(outcome.folder / f"{sent}.safetensors")
@@ -336,7 +335,7 @@ def test_scaffolds_control_variates_are_cut_as_its_weights_are(tmp_path: Path) -
         return reply
 
     data = {"dataset": "digits", "partition": "iid", "models": "htcnn-1", "rounds": 1, "liars": 1}
-    outcome = run_federation(run_config(tmp_path, algo="scaffold", **data), clients=5, tamper=lie)
+    outcome = federate(tmp_path, clients=5, tamper=lie, algo="scaffold", **data)
 
     zeros = {name: torch.zeros_like(value) for name, value in sent[0].items()}
     wanted = MEAN.merge_weights(clip_updates(sent, [zeros] * 5, 2.0), [1 / 5] * 5)
@@ -360,7 +359,7 @@ def test_too_few_clients_are_told(tmp_path: Path, capsys: Printed) -> None:
 
     four = "liars = 2: a round asks only 4 sites, and 5 are the fewest that can"
     with pytest.raises(FederationError, match=four):
-        run_federation(run_config(tmp_path, liars=2, rounds=1), clients=4)
+        federate(tmp_path, clients=4, liars=2, rounds=1)
 
     shares = {"dataset": "digits", "partition": "pathological", "classes-per-client": 4}
     run_federation(config | shares | {"participation": 1.0}, clients=5)

@@ -63,6 +63,7 @@ from tests.support.harness import (
     Outcome,
     Tamper,
     client_of,
+    federate,
     instructions,
     reason_in,
     refusal,
@@ -136,15 +137,6 @@ def tensors(outcome: Outcome) -> dict[str, torch.Tensor]:
 def assert_same(found: Outcome, wanted: Outcome) -> None:
     """The tensors are the same up to rounding, of float32 and to the whole numbers of the sums."""
     torch.testing.assert_close(tensors(found), tensors(wanted), rtol=2e-6, atol=2e-6)
-
-
-def voids(outcome: Outcome) -> list[bool]:
-    return [row["void"] for row in outcome.rows]
-
-
-def asked_counts(outcome: Outcome) -> list[int]:
-    """Return how many sites were asked in each round, and at the end."""
-    return [row["asked"] for row in outcome.rows]
 
 
 @pytest.fixture(scope="module")
@@ -322,7 +314,7 @@ def test_too_few_sites_change_nothing(
     tamper = begun_anew(lost(stage, 1001, 1003, number=2))
     found = federation(tmp_path, tamper, rounds=3)
 
-    assert voids(found) == [False, True, False, False]
+    assert found.per_row("void") == [False, True, False, False]
     assert [bool(row["accuracy"]) for row in found.rows] == [True, False, True, True]
 
     void = found.rows[1]
@@ -350,7 +342,7 @@ def test_a_sum_of_fewer_than_min_replies_is_not_unmasked(tmp_path: Path, capsys:
     assert "3 of 4 sites sent uploads, fewer than the 4 needed (min-replies)" in (
         capsys.readouterr().out
     )
-    assert voids(found) == [True, False]
+    assert found.per_row("void") == [True, False]
     assert not found.exchanged("query.unmask", 1)
 
 
@@ -378,8 +370,8 @@ def test_one_wrong_share_is_named_and_its_liar_out(
     (reason,) = found.rows[0]["refused"].values()
     assert "than it was dealt; it takes no further part in this run" in reason
     assert [[*row["refused"]] for row in found.rows] == [[f"site-{node - 1000}"], *rounds * [[]]]
-    assert asked_counts(found) == [4, *rounds * [3]]
-    assert not any(voids(found))
+    assert found.per_row("asked") == [4, *rounds * [3]]
+    assert not any(found.per_row("void"))
 
 
 @pytest.mark.parametrize(("stage", "record"), [("train", NEXT_SUM), ("query.advertise", SECAGG)])
@@ -402,7 +394,7 @@ def test_two_sites_with_the_same_keys_are_out_and_cost_a_round_at_most(
     found = run_federation(small_config(tmp_path, rounds=3), clients=5, tamper=tamper)
 
     assert [sorted(row["refused"]) for row in found.rows] == [["site-1", "site-2"], *3 * [[]]]
-    assert voids(found) == [stage != "train", False, False, False]
+    assert found.per_row("void") == [stage != "train", False, False, False]
 
 
 @pytest.mark.parametrize("commits_to_it", [True, False])
@@ -431,8 +423,8 @@ def test_a_site_that_seals_a_wrong_share_does_not_get_its_peer_expelled(
     found = federation(tmp_path, rounds=2)
 
     assert not any("site-2" in row["refused"] for row in found.rows)
-    assert voids(found) == [commits_to_it, False, False]
-    assert asked_counts(found) == ([4, 3, 3] if commits_to_it else [4, 4, 4])
+    assert found.per_row("void") == [commits_to_it, False, False]
+    assert found.per_row("asked") == ([4, 3, 3] if commits_to_it else [4, 4, 4])
 
 
 def test_a_site_whose_shares_fit_for_nobody_is_out(tmp_path: Path, monkeypatch: Patch) -> None:
@@ -451,9 +443,9 @@ def test_a_site_whose_shares_fit_for_nobody_is_out(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(client_secagg.shares, "split", split_wrong)
     found = federation(tmp_path, rounds=3)
 
-    assert voids(found) == [True, False, False, False]
+    assert found.per_row("void") == [True, False, False, False]
     assert list(found.rows[0]["refused"]) == ["site-0"]
-    assert asked_counts(found) == [4, 3, 3, 3]
+    assert found.per_row("asked") == [4, 3, 3, 3]
 
 
 def noise(message: Message, reply: Message) -> Message:
@@ -547,8 +539,8 @@ def test_rubbish_costs_only_its_sender(tmp_path: Path) -> None:
         if change in (cut, unmasked):
             bad_uploads.add(f"site-{site}")
     assert outcome.rows[1]["refused"].keys() == bad_uploads
-    assert asked_counts(outcome) == [sites, honest + 2, honest + 2]
-    assert not any(voids(outcome))
+    assert outcome.per_row("asked") == [sites, honest + 2, honest + 2]
+    assert not any(outcome.per_row("void"))
 
 
 @pytest.mark.parametrize("stage", [
@@ -608,7 +600,7 @@ def test_a_sum_begins_while_the_one_before_ends(tmp_path: Path) -> None:
 
     assert not nodes_asked(outcome, "query.advertise_final", 5)
     assert [list(row["failed"]) for row in outcome.rows] == [[], [], ["site-2"], [], [], []]
-    assert not any(voids(outcome))
+    assert not any(outcome.per_row("void"))
 
 
 def test_the_final_sum_of_a_run_that_stops_early_begins_anew(
@@ -626,7 +618,7 @@ def test_the_final_sum_of_a_run_that_stops_early_begins_anew(
     rounds = len(stopped.rows) - 1
     assert rounds < 9
     assert nodes_asked(stopped, "query.advertise_final", rounds) == EVERYONE
-    assert not any(voids(stopped))
+    assert not any(stopped.per_row("void"))
 
     with pytest.raises(SettingsError, match="early-stopping = 1: no client has validation samples"):
         federation(tmp_path / "without", **settings)
@@ -991,7 +983,7 @@ def test_a_prototype_that_a_server_chooses_to_send_breaks_a_training_and_tells_n
     config = small_config(tmp_path, rounds=3, secagg_threshold=0.6)
     outcome = run_federation(config, nodes=real_sites(CLIENTS, tmp_path / "d"))
 
-    assert not any(voids(outcome))
+    assert not any(outcome.per_row("void"))
 
     failed = [list(row["failed"].values()) for row in outcome.rows]
     assert failed == [[], [f"{UNEXPECTED}; the log of the site says more"], failed[1], []]
@@ -1162,7 +1154,7 @@ def test_one_round_without_epochs_or_training_in_steps_makes_no_two_equal_sums(
 def test_two_clients_are_too_few(tmp_path: Path) -> None:
     too_few = r"secure aggregation: a round asks 2 sites; 3 are the"
     with pytest.raises(FederationError, match=too_few):
-        run_federation(run_config(tmp_path, secagg=True, **SMALL), clients=2)
+        federate(tmp_path, clients=2, secagg=True, **SMALL)
 
 
 def test_keys_are_refused_in_a_run_without_secure_aggregation(tmp_path: Path) -> None:

@@ -550,5 +550,5 @@ def test_a_client_takes_part_whose_samples_all_lack_a_label(
 
     outcome = run_federation(config_of(tmp_path, file, algo=algo, rounds=2), clients=3)
 
-    assert [row["refused"] for row in outcome.rows] == 3 * [{}]
-    assert [row["valid"] for row in outcome.rows] == 3 * [3]
+    assert outcome.per_row("refused") == 3 * [{}]
+    assert outcome.per_row("valid") == 3 * [3]

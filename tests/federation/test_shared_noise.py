@@ -63,7 +63,7 @@ def test_the_sum_has_the_noise_of_one_site_and_the_ledger_the_epsilon_of_the_sum
     assert steps[:SITES] == SITES * [release.finest_unit_of_moments(clip=1.0)]
     honest = drawn[: SITES - 1]
     assert math.sqrt(sum(noise**2 for noise in honest)) == pytest.approx(plan.table_noise)
-    assert not any(outcome.summary["trouble"].values())
+    assert not outcome.trouble
     assert outcome.summary["epsilon"] <= 2.0
     assert 0 <= outcome.summary["accuracy"]["head"]["mean"] <= 1
 

@@ -200,7 +200,7 @@ def test_a_site_says_that_its_model_is_older_than_the_one_that_counted(
         return reply
 
     outcome = three.run(on_round(number=2, node=SOUTH, change=older), rounds=3)
-    assert [row["valid"] for row in outcome.rows] == [3, 3, 3, 3]
+    assert outcome.per_row("valid") == [3, 3, 3, 3]
 
     said = "the newest model in state-dir is of round 1, older than round 2, the last that counted"
     assert capfd.readouterr().err.count(said) == 1
@@ -215,7 +215,7 @@ def test_a_site_that_hangs_costs_no_whole_timeout(three: Three, capfd: Printed) 
         on_round(number=2, node=SOUTH, change=lost), rounds=3, round_timeout=100.0, min_wait=0.0
     )
 
-    assert [row["missing"] for row in outcome.rows] == [[], ["south"], [], []]
+    assert outcome.per_row("missing") == [[], ["south"], [], []]
 
     said = re.search(r"missing: south: no answer in (\d+) s", capfd.readouterr().out)
     assert said

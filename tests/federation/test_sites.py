@@ -45,6 +45,7 @@ from tests.support.given import Patch, Printed
 from tests.support.harness import (
     LocalGrid,
     client_of,
+    federate,
     instructions,
     reason_in,
     refusal,
@@ -809,7 +810,7 @@ def test_two_studies_of_one_name_do_not_meet_at_a_site(
     older = save_model(state / "mine-11/clients", 10)
     models = {older: older.read_bytes()}
 
-    run_federation(run_config(tmp_path / "a", **setting), nodes={7: node}, run_id=11)
+    federate(tmp_path / "a", nodes={7: node}, run_id=11, **setting)
     for name in ("model", "best"):
         file = state / f"mine-11/clients/north/{name}.safetensors"
         models[file] = file.read_bytes()
@@ -820,7 +821,7 @@ def test_two_studies_of_one_name_do_not_meet_at_a_site(
     monkeypatch.chdir(state)
     assert main(["export", "mine", "--out", str(tmp_path / "first")]) == 0
 
-    run_federation(run_config(tmp_path / "b", **setting, seed=7), nodes={7: node}, run_id=12)
+    federate(tmp_path / "b", nodes={7: node}, run_id=12, **setting, seed=7)
     assert f"run mine (12) begins, in {state}/mine-12; " in capfd.readouterr().err
     for file, content in models.items():
         assert file.read_bytes() == content

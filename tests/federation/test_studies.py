@@ -965,7 +965,7 @@ def test_a_run_goes_on_in_an_extension_of_its_study(
 
     # under dp the round that was begun twice has cost twice, and the last round is left out
     last = 3 if protection.get("dp") else 4
-    assert [row["round"] for row in outcome.rows] == [*range(1, last + 1), last]
+    assert outcome.per_row("round") == [*range(1, last + 1), last]
     assert all(row["valid"] == 3 and not row["failed"] for row in outcome.rows)
 
 
@@ -1060,7 +1060,7 @@ def test_a_sum_is_with_all_sites_of_a_study(hospitals: Hospitals) -> None:
 
     outcome = hospitals.federate(config)
 
-    assert [row["valid"] for row in outcome.rows] == 4 * [3]
+    assert outcome.per_row("valid") == 4 * [3]
 
 
 @pytest.mark.parametrize(("stage", "record"), [("query.advertise", SECAGG), ("train", NEXT_SUM)])

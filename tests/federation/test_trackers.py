@@ -23,6 +23,7 @@ from tests.support.given import Patch
 from tests.support.harness import (
     LocalGrid,
     Outcome,
+    federate,
     refusal,
     run_config,
     run_federation,
@@ -87,7 +88,7 @@ def test_every_round_arrives_and_nothing_of_a_single_client(
     """A resumed run sends all rows once more. Settings go without paths and names of sites."""
     fake = Fake()
     monkeypatch.setitem(sys.modules, name, fake)
-    run = run_federation(run_config(tmp_path, callback=name, **SMALL), clients=2)
+    run = federate(tmp_path, clients=2, callback=name, **SMALL)
 
     assert fake.figures == wanted(run)
     assert fake.started == ["one"]
@@ -130,9 +131,7 @@ def test_a_trackers_missing_package_is_one_line(
     grids: list[LocalGrid] = []
 
     with pytest.raises(SettingsError, match=re.escape(f"callback = '{name}': ")) as error:
-        run_federation(
-            run_config(tmp_path, callback=name, **SMALL), clients=2, on_grid=grids.append
-        )
+        federate(tmp_path, clients=2, on_grid=grids.append, callback=name, **SMALL)
 
     assert f"pip install 'protofl[{name}]'" in str(error.value)
     assert not grids[0].log
@@ -162,7 +161,7 @@ def test_the_real_trackers_store_every_rounds_mean(
         monkeypatch.setenv(variable, value)  # before the import, which reads it
     pytest.importorskip(name)
 
-    figures = wanted(run_federation(run_config(tmp_path, callback=name, **SMALL), clients=2))
+    figures = wanted(federate(tmp_path, clients=2, callback=name, **SMALL))
 
     # before the first round, and after each of two
     means = {number: figures[number]["accuracy/head/mean"] for number in range(3)}

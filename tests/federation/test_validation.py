@@ -28,7 +28,7 @@ from protofl_common.tools.cli import main
 from protofl_common.tools.tables.figure import Figure
 from tests.support.accidents import Killed, on_message
 from tests.support.given import Patch, Printed
-from tests.support.harness import RUN_ID, Outcome, run_config, run_federation
+from tests.support.harness import RUN_ID, Outcome, federate, run_config, run_federation
 from tests.support.results import without_times
 
 
@@ -71,7 +71,7 @@ def test_validation_figures_stand_beside_those_of_test_data(
     )
     outcome = run_federation(config, clients=3)
 
-    assert not any(outcome.summary["trouble"].values())
+    assert not outcome.trouble
 
     for row in outcome.rows:
         clients = row["clients"].values()
@@ -116,7 +116,7 @@ def test_clients_too_small_for_validation_are_told(tmp_path: Path, capsys: Print
     (tmp_path / "north.csv").write_text("\n".join([*rows, "1,validation,3", "0,validation,4"]))
     own = {"dataset": "arrays", "partition": "own", "models": "table3", "num_clients": 2}
 
-    outcome = run_federation(run_config(tmp_path, **own, rounds=1), nodes=north_and_south(tmp_path))
+    outcome = federate(tmp_path, nodes=north_and_south(tmp_path), **own, rounds=1)
 
     printed = capsys.readouterr().out
     training = "22 found · 16 for training (train-samples = 30 a client)"
@@ -230,7 +230,7 @@ def test_validation_data_decide(
     stopped = run_planted(tmp_path / "stopped", algo=algo, early_stopping=2)
     last = best + 3
 
-    assert [row["round"] for row in stopped.rows] == [*range(1, last + 1), last]
+    assert stopped.per_row("round") == [*range(1, last + 1), last]
     assert stopped.rows[-1]["evaluated-after-round"] == last
     assert without_times(stopped.rows[:-1]) == without_times(whole.rows[:last])
     assert stopped.summary["rounds"] == last
@@ -284,8 +284,8 @@ def test_keeping_the_best_model_changes_nothing_and_needs_no_validation_data(
     The run, its report and the exported model say so.
     """
     learn = SMALL | {"algo": "fedrep", "rounds": 3}
-    plain = run_federation(run_config(tmp_path / "plain", **learn), clients=2)
-    keeping = run_federation(run_config(tmp_path / "keep", **learn, keep_best=True), clients=2)
+    plain = federate(tmp_path / "plain", clients=2, **learn)
+    keeping = federate(tmp_path / "keep", clients=2, **learn, keep_best=True)
 
     assert without_times(plain.rows) == without_times(keeping.rows)
     for best in plain.summary["best-accuracy"].values():
@@ -336,7 +336,7 @@ def test_settings_of_early_stopping_and_validation_that_cannot_be_are_refused(
     settings: dict[str, Any], reason: str, tmp_path: Path
 ) -> None:
     with pytest.raises(SettingsError) as error:
-        run_federation(run_config(tmp_path, **SMALL, **settings), clients=2)
+        federate(tmp_path, clients=2, **SMALL, **settings)
     assert reason in str(error.value)
 
 
@@ -380,7 +380,7 @@ def test_a_round_without_an_evaluation_does_not_say_that_a_figure_is_missing(
     In the first round there are no prototypes to predict with, and in the second no evaluation.
     """
     settings = SMALL | {"rounds": 3, "early_stopping_metric": "prototype", "evaluate_every": 3}
-    best = run_federation(run_config(tmp_path, **settings), clients=2).summary["best-round"]
+    best = federate(tmp_path, clients=2, **settings).summary["best-round"]
 
     assert best is not None
     assert best["metric"] == "prototype"
@@ -404,9 +404,9 @@ def test_every_algorithm_stops_early_and_keeps_its_best_model(algo: str, tmp_pat
     if algo == "protofed":
         settings["protofed__prototypes"] = "every-round"
 
-    outcome = run_federation(run_config(tmp_path, **settings), clients=3)
+    outcome = federate(tmp_path, clients=3, **settings)
 
-    assert not any(outcome.summary["trouble"].values())
+    assert not outcome.trouble
 
     best = outcome.summary["best-round"]
     assert best["on"] == "validation"
@@ -430,8 +430,7 @@ def uneven(folder: Path, counts: tuple[int, int], nodes: Any = None, **settings:
         "partition": "iid",
         "models": "mlp-1",
     }
-    config = run_config(folder, algo="fedproto", rounds=1, **data | settings)
-    return run_federation(config, clients=3, nodes=nodes)
+    return federate(folder, clients=3, nodes=nodes, algo="fedproto", rounds=1, **data | settings)
 
 
 def test_balanced_accuracy_stands_everywhere(

@@ -15,7 +15,7 @@ from protofl_common.models.trained import TrainedModel
 from protofl_common.tools.cli import main
 from protofl_common.tools.inference import Predictor
 from protofl_common.tools.site.approvals import describe_run
-from tests.support.harness import CACHE, Outcome, refusal, run_config, run_federation, settings_of
+from tests.support.harness import CACHE, Outcome, federate, refusal, settings_of
 from tests.support.sites import NAMES
 
 BACKBONE = "glyphs"
@@ -55,7 +55,7 @@ class Sites:
         small = {"partition": "own", "num_clients": len(names), "rounds": 1, "liars": 0}
         small |= {"train_samples": 0, "image_size": 0}
         small["backbones"] = "none" if kind == "vectors" else BACKBONE
-        return run_federation(run_config(self.folder / kind, **small | settings), nodes=nodes)
+        return federate(self.folder / kind, nodes=nodes, **small | settings)
 
     def models(self, kind: str) -> list[TrainedModel]:
         """Return the models that the sites have after runs on data of this kind."""
@@ -154,7 +154,6 @@ def test_a_request_says_that_moments_of_vectors_leave() -> None:
 
 
 def test_images_are_no_vectors(sites: Sites) -> None:
-    config = run_config(sites.folder, algo="gaussian", backbones="none", image_size=16)
     with pytest.raises(Exception, match="gaussian then takes vectors of features") as refused:
-        run_federation(config, clients=3)
+        federate(sites.folder, clients=3, algo="gaussian", backbones="none", image_size=16)
     assert "choose auto, or name backbones, for images" in str(refused.value)

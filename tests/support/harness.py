@@ -125,6 +125,15 @@ class Outcome:
         self.summary = json.loads((folder / "summary.json").read_text())
         self.rows = _rows(folder / "metrics.jsonl")
 
+    @property
+    def trouble(self) -> int:
+        """Return how many replies failed, were refused or missing, or came late."""
+        return sum(self.summary["trouble"].values())
+
+    def per_row(self, fact: str) -> list[Any]:
+        """Return what every row says of this fact."""
+        return [row[fact] for row in self.rows]
+
     def exchanged(
         self, kind: str = MessageType.TRAIN, number: int | None = None
     ) -> list[tuple[Message, Message]]:
@@ -237,6 +246,19 @@ def run_federation(
         summaries = summaries[:1]  # a baseline's folder begins with the run's name
     (summary,) = summaries
     return Outcome(summary.parent, grid)
+
+
+def federate(
+    folder: Path,
+    clients: int = 4,
+    tamper: Tamper | None = None,
+    nodes: Nodes | None = None,
+    run_id: int = RUN_ID,
+    on_grid: Callable[[LocalGrid], None] | None = None,
+    **settings: Any,
+) -> Outcome:
+    """Make a small run in a folder, with these settings: see `run_config` and `run_federation`."""
+    return run_federation(run_config(folder, **settings), clients, tamper, nodes, run_id, on_grid)
 
 
 def client_of(
