@@ -17,10 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from client_app.algorithms.base import (
-    Batch,
     ClientAlgorithm,
-    ClientView,
-    LossTerms,
     build_half,
 )
 from client_app.algorithms.fedavg import FedAvg
@@ -39,9 +36,7 @@ from protofl_common.config.options import SettingsError
 from protofl_common.config.sections import protections
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.settings import Settings
-from protofl_common.maths.gaussian import ClassMoments
-from protofl_common.maths.prototypes import Prototypes, class_means
-from protofl_common.models.split import SplitModel
+from protofl_common.maths.prototypes import class_means
 from protofl_common.models.trained import TrainedModel
 from protofl_common.privacy.plan import Mechanism, epsilon
 from protofl_common.report.charts import spent as spent_on_page
@@ -254,42 +249,42 @@ def test_a_new_entry_of_an_upload_is_refused_until_its_row_covers_it(monkeypatch
     assert reason in refusal({"algo": "fedavg", "dp": "sample"})
 
 
-class PlainStep(FedAvg[Any]):
+class PlainStep(FedAvg):
     """Trains by steps of its own, as the newest algorithm might."""
 
-    def fit(self) -> dict[str, float]:
+    def fit(self):
         return self.train(Step(self.modules, self.optimizer, self.labelled_loss))
 
 
-class PlainLoop(FedAvg[Any]):
+class PlainLoop(FedAvg):
     """Reads the training data in a loop of its own, without steps."""
 
-    def fit(self) -> dict[str, float]:
+    def fit(self):
         with torch.no_grad():
             for weight in self.model.parameters():
                 weight += self.client.train_set.in_memory.mean()
         return {}
 
 
-class Twice(FedAvg[Any]):
+class Twice(FedAvg):
     """Trains for two rounds in one."""
 
-    def fit(self) -> dict[str, float]:
+    def fit(self):
         self.train(self.step())
         return self.train(self.step(), purpose="again")
 
 
-class ThreeEpochs(FedAvg[Any]):
+class ThreeEpochs(FedAvg):
     """Makes more private steps than a round's, in one loop."""
 
-    def fit(self) -> dict[str, float]:
+    def fit(self):
         return self.train(self.step(), epochs=3)
 
 
 class TwoTables(FedProto):
     """Makes its table of prototypes twice, and is charged for one."""
 
-    def upload(self) -> Payload:
+    def upload(self):
         self.local_prototypes()
         return super().upload()
 
@@ -297,28 +292,28 @@ class TwoTables(FedProto):
 class NoTable(FedProto):
     """Sends what it was sent, or nothing, and makes no table, which the ledger was charged for."""
 
-    def upload(self) -> Payload:
+    def upload(self):
         return Payload(prototypes=self.global_prototypes)
 
 
-def trained_beside(half: ClientAlgorithm[Any], model: SplitModel) -> None:
+def trained_beside(half, model):
     """Train by plain steps, in a loop that no base knows of."""
     optimizer = make_optimizer([model], half.training)
     training.train(Step([model], optimizer, half.loss), half.training_set, half.training, seed=1)
 
 
-class PlainBefore(FedAvg[Any]):
+class PlainBefore(FedAvg):
     """Trains by plain steps before the private ones."""
 
-    def fit(self) -> dict[str, float]:
+    def fit(self):
         trained_beside(self, self.model)
         return super().fit()
 
 
-class PlainAfter(FedAvg[Any]):
+class PlainAfter(FedAvg):
     """Trains by plain steps after the private ones."""
 
-    def fit(self) -> dict[str, float]:
+    def fit(self):
         losses = super().fit()
         trained_beside(self, self.model)
         return losses
@@ -327,32 +322,32 @@ class PlainAfter(FedAvg[Any]):
 class PlainBeforeTheTable(FedProto):
     """Makes a noisy table of features of a model that single samples have shaped."""
 
-    def upload(self) -> Payload:
+    def upload(self):
         trained_beside(self, self.model)
         return super().upload()
 
 
-class PlainTeacher(FedAvg[Any]):
+class PlainTeacher(FedAvg):
     """Learns from a model of its own, which never leaves, but was trained without noise."""
 
-    def __init__(self, client: ClientView, round_number: int) -> None:
+    def __init__(self, client, round_number):
         super().__init__(client, round_number)
         self.teacher = deepcopy(self.model)
 
-    def fit(self) -> dict[str, float]:
+    def fit(self):
         trained_beside(self, self.teacher)
         return super().fit()
 
-    def loss(self, batch: Batch) -> LossTerms:
+    def loss(self, batch):
         with torch.no_grad():
             wanted_BC = self.teacher(batch.inputs).softmax(1)
         return {"cross-entropy": functional.cross_entropy(batch.logits, wanted_BC)}
 
 
-class ASecondLoop(FedAvg[Any]):
+class ASecondLoop(FedAvg):
     """Takes more private steps than were charged, in a loop that no base knows of."""
 
-    def fit(self) -> dict[str, float]:
+    def fit(self):
         training.train(self.step(), self.training_set, self.training, seed=1)
         return super().fit()
 
@@ -388,38 +383,37 @@ def test_a_covered_row_pays_for_no_more(
     assert f"dp = 'sample': {algo} {does} that {NOT_COVERED}" in str(result)
 
 
+def exact_moments(moments, features_NF, labels_N, *samples):
+    moments.measure(features_NF, labels_N)
+
+
+def exact_counts(labels_N, num_classes):
+    return labels_N.bincount(minlength=num_classes)
+
+
+EXACT_TABLES = {
+    "class_means": class_means,
+    "class_counts": exact_counts,
+    "measure": exact_moments,
+}
+"""Method of the protection that makes a noisy table -> what makes the exact one."""
+
+
 def exact_in_place_of_noisy(monkeypatch: Patch, pays: bool) -> None:
     """Make every table exact; with ``pays`` a noisy one as well, so that their number is right."""
-    noisy_means = DifferentialPrivacy.class_means
-    noisy_counts = DifferentialPrivacy.class_counts
-    noisy_measure = DifferentialPrivacy.measure
 
-    def means(
-        self: DifferentialPrivacy, features_ND: Tensor, labels_N: Tensor, num_classes: int
-    ) -> Prototypes:
-        if pays:
-            noisy_means(self, features_ND, labels_N, num_classes)
-        return class_means(features_ND, labels_N, num_classes)
+    def replace_noisy(name: str) -> None:
+        noisy = getattr(DifferentialPrivacy, name)
 
-    def counts(self: DifferentialPrivacy, labels_N: Tensor, num_classes: int) -> Tensor:
-        if pays:
-            noisy_counts(self, labels_N, num_classes)
-        return labels_N.bincount(minlength=num_classes)
+        def table(protection, *given):
+            if pays:
+                noisy(protection, *given)
+            return EXACT_TABLES[name](*given)
 
-    def measure(
-        self: DifferentialPrivacy,
-        moments: ClassMoments,
-        features_NF: Tensor,
-        labels_N: Tensor,
-        samples: int,
-    ) -> None:
-        if pays:
-            noisy_measure(self, moments, features_NF, labels_N)
-        moments.measure(features_NF, labels_N)
+        monkeypatch.setattr(DifferentialPrivacy, name, table)
 
-    monkeypatch.setattr(DifferentialPrivacy, "class_means", means)
-    monkeypatch.setattr(DifferentialPrivacy, "class_counts", counts)
-    monkeypatch.setattr(DifferentialPrivacy, "measure", measure)
+    for name in EXACT_TABLES:
+        replace_noisy(name)
 
 
 TABLES: dict[str, str] = {}
@@ -783,20 +777,6 @@ def test_a_site_takes_no_less_than_it_demands(
     assert reason in refusal(run_config(tmp_path, **changes), node)
 
 
-def test_a_site_hides_the_kind_of_an_unexpected_error(
-    tmp_path: Path, monkeypatch: Patch, capfd: Printed
-) -> None:
-    """A single sample may have caused it."""
-    failing = MagicMock(side_effect=ZeroDivisionError("sample 7"))
-    monkeypatch.setattr("client_app.app.evaluate", failing)
-    config = run_config(tmp_path, algo="fedproto", **SMALL | {"rounds": 1})
-
-    failures = failures_of(config, real_sites(2, tmp_path / "disk"))
-
-    assert set(failures) == {"an unexpected error; the log of the site says more"}
-    assert "ZeroDivisionError: sample 7" in capfd.readouterr().err
-
-
 def test_fedpcl_predicts_with_the_global_prototypes(tmp_path: Path) -> None:
     """Under dp a client does not predict with its own, which would shape figures without noise.
 
@@ -815,37 +795,53 @@ def test_fedpcl_predicts_with_the_global_prototypes(tmp_path: Path) -> None:
     assert np.array_equal(received, stored.means.numpy())
 
 
-UNREADABLE = "cannot be read or written; the log of the site says more"
+def damage_ledger(disk: Path, monkeypatch: Patch, number: int) -> None:
+    """Write a ledger of the site's data that is no JSON."""
+    of_data = digest("", "", number)  # of data-dir, domain and partition
+    (disk / "privacy").mkdir()
+    (disk / "privacy" / f"{of_data}.json").write_text("{")
 
 
-def test_an_unusable_ledger_stops_the_client_and_is_named(tmp_path: Path, capfd: Printed) -> None:
-    """Each site has a ledger of its data that is no JSON: its log says which file that is."""
-    for number in range(2):
-        folder = tmp_path / f"disk-{number}" / "privacy"
-        folder.mkdir(parents=True)
-        ledger_of_its_data = digest("", "", number)  # of data-dir, domain and partition
-        (folder / f"{ledger_of_its_data}.json").write_text("{")
-    config = run_config(tmp_path, algo="fedproto", **SMALL | {"rounds": 1})
-
-    failures = failures_of(config, real_sites(2, tmp_path / "disk"))
-
-    assert f"LedgerError: its privacy ledger {UNREADABLE}" in str(failures)
-    assert re.search("ERROR protofl: run .*: the privacy ledger /", capfd.readouterr().err)
-
-
-def test_a_file_in_the_place_of_the_ledgers_folder_stops_the_client(
-    tmp_path: Path, capfd: Printed
-) -> None:
+def put_a_file_in_place_of_ledgers(disk: Path, monkeypatch: Patch, number: int) -> None:
     """The record of a site's answers is in that folder, too, and is looked up first."""
+    (disk / "privacy").write_text("no folder")
+
+
+def fail_over_one_sample(disk: Path, monkeypatch: Patch, number: int) -> None:
+    failing = MagicMock(side_effect=ZeroDivisionError("sample 7"))
+    monkeypatch.setattr("client_app.app.evaluate", failing)
+
+
+UNREADABLE = "cannot be read or written; the log of the site says more"
+STOPPED: dict[str, tuple[Any, str, str]] = {
+    "an unusable ledger": (
+        damage_ledger,
+        f"LedgerError: its privacy ledger {UNREADABLE}",
+        "ERROR protofl: run .*: the privacy ledger /",
+    ),
+    "a file in the place of the ledgers": (
+        put_a_file_in_place_of_ledgers,
+        f"StateError (state-dir): its state (models, requests, counts) {UNREADABLE}",
+        "ERROR protofl: run .*: state-dir: /.*.answered cannot",
+    ),
+    "an error that a single sample may have caused": (
+        fail_over_one_sample,
+        "an unexpected error; the log of the site says more",
+        "ZeroDivisionError: sample 7",
+    ),
+}
+"""What stops two sites -> (how it comes, what the server is told, a pattern of their logs)."""
+
+
+@pytest.mark.parametrize("case", STOPPED)
+def test_what_stops_a_site_is_named_and_its_log_alone_says_more(
+    case: str, tmp_path: Path, monkeypatch: Patch, capfd: Printed
+) -> None:
+    befall, told, logged = STOPPED[case]
     for number in range(2):
         (tmp_path / f"disk-{number}").mkdir()
-        (tmp_path / f"disk-{number}" / "privacy").write_text("no folder")
+        befall(tmp_path / f"disk-{number}", monkeypatch, number)
     config = run_config(tmp_path, algo="fedproto", **SMALL | {"rounds": 1})
 
-    failures = failures_of(config, real_sites(2, tmp_path / "disk"))
-
-    state = "StateError (state-dir): its state (models, requests, counts)"
-    assert f"{state} {UNREADABLE}" in str(failures)
-
-    logged = "ERROR protofl: run .*: state-dir: /.*.answered cannot"
+    assert set(failures_of(config, real_sites(2, tmp_path / "disk"))) == {told}
     assert re.search(logged, capfd.readouterr().err)
