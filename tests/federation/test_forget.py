@@ -14,7 +14,7 @@ from protofl_common.config.options import SettingsError
 from protofl_common.maths.gaussian import ClassMoments
 from protofl_common.models.trained import TrainedModel
 from protofl_common.tools.cli import main
-from tests.support.commands import output
+from tests.support.commands import exported, output
 from tests.support.given import Printed
 from tests.support.harness import Outcome, client_of, federate, refusal
 
@@ -115,15 +115,14 @@ def test_what_is_used_and_exported_has_the_new_head_and_the_last_site_stays(
     outcome = federation(tmp_path, 0, 1, 2)
     forget(outcome, "site-2")
 
-    out = tmp_path / "model"
-    assert main(["export", str(outcome.folder), "--site", "site-0", "--out", str(out)]) == 0
+    out = exported(outcome.folder, tmp_path / "model")
     assert "less forgotten sites; figures are from before that" in capsys.readouterr().out
 
-    exported = TrainedModel.read(out / "model.safetensors").weights
+    found = TrainedModel.read(out / "model.safetensors").weights
     kept = TrainedModel.read(outcome.folder / "clients" / "site-0" / "model.safetensors").weights
 
     for name, value in kept.items():
-        assert torch.equal(exported[name], value)
+        assert torch.equal(found[name], value)
 
     forget(outcome, "site-1")
     error = output(capsys, "forget", outcome.folder, "--site", "site-0", status=1).err

@@ -23,11 +23,11 @@ from protofl_common.experiment.catalog import CATALOG
 from protofl_common.maths.prototypes import class_scores, unknown_above
 from protofl_common.runs.folder import CARD, WEIGHTS
 from protofl_common.tasks import task_of
-from protofl_common.tools.cli import export, main, predict
+from protofl_common.tools.cli import export, predict
 from protofl_common.tools.inference import Predictor, TrainedModel
 from server_app.run.checkpoint import locked_run
 from tests.support import ROOT
-from tests.support.commands import SCHEMA, output, told
+from tests.support.commands import SCHEMA, exported, output, told
 from tests.support.fakes import write_run
 from tests.support.given import Patch, Printed
 from tests.support.harness import Outcome, client_of, federate, run_config, run_federation
@@ -51,12 +51,6 @@ def trained(tmp_path: Path, **settings: Any) -> Outcome:
     return federate(tmp_path, clients=CLIENTS, **small | settings)
 
 
-def taken_out(run: Path, out: Path, site: str = "site-0", *more: str) -> Path:
-    """Export the model of a site, with further words of the command; return its folder, ``out``."""
-    assert main(["export", str(run), "--site", site, "--out", str(out), *more]) == 0
-    return out
-
-
 @pytest.fixture(scope="module")
 def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     settings = {"algo": "fedproto", "models": "cnn4", "dataset": "digits", "partition": "iid"}
@@ -70,7 +64,7 @@ def run(outcome: Outcome) -> Path:
 
 @pytest.fixture(scope="module")
 def model(run: Path) -> Path:
-    return taken_out(run, run.parent / "model")
+    return exported(run, run.parent / "model")
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +108,7 @@ def test_an_exported_model_is_right_as_often_as_in_the_run(
         site = f"site-{number}"
         data = client_of(run.grid.run_config, partition=number, clients=CLIENTS).data
         accuracy = run.summary["accuracy-of-clients"][site]
-        predictor = Predictor.load(taken_out(run.folder, tmp_path / f"model-{number}", site))
+        predictor = Predictor.load(exported(run.folder, tmp_path / f"model-{number}", site))
         assert set(predictor.inferences) == set(accuracy)
         if "prototype" not in accuracy:  # then nothing is known of distances, or of the unknown
             for prediction in predictor.predict(255 - data.test_inputs):
@@ -147,7 +141,7 @@ def test_the_command_line_says_what_python_says(
     for index, image in enumerate(pixels):
         Image.fromarray(image[0]).save(folder / f"{index:04d}.png")
     first = folder / "0000.png"
-    model = taken_out(outcome.folder, tmp_path / "model", "site-1")
+    model = exported(outcome.folder, tmp_path / "model", "site-1")
 
     lines = output(capsys, "predict", model, folder, "--json").out.splitlines()
     printed = [json.loads(line) for line in lines]
@@ -169,9 +163,9 @@ def test_an_export_replaces_what_another_model_left_but_never_a_file(
     outcome: Outcome, tmp_path: Path, capsys: Printed
 ) -> None:
     """An ONNX file of the model before is removed; a file in the place of the folder stays."""
-    model = taken_out(outcome.folder, tmp_path / "model", "site-1")
+    model = exported(outcome.folder, tmp_path / "model", "site-1")
     (model / "model.onnx").touch()
-    taken_out(outcome.folder, model)
+    exported(outcome.folder, model)
 
     assert not (model / "model.onnx").exists()
 
@@ -186,7 +180,7 @@ def test_an_export_replaces_what_another_model_left_but_never_a_file(
 def test_the_card_says_what_the_model_is(tmp_path: Path) -> None:
     """So does the README beside it, for people; both say how the unknown is told."""
     run = trained(tmp_path, algo="fedtgp", models="htcnn8", local_epochs=2)
-    out = taken_out(run.folder, tmp_path / "model", "site-1")
+    out = exported(run.folder, tmp_path / "model", "site-1")
 
     card = json.loads((out / CARD).read_text())
     facts = {
@@ -221,7 +215,7 @@ def test_the_card_says_what_the_model_is(tmp_path: Path) -> None:
     assert "cache-dir" not in about
 
     # with --unknown 0 nothing is unknown, not even inverted images
-    taken_out(run.folder, out, "site-1", "--unknown", "0")
+    exported(run.folder, out, "site-1", "--unknown", "0")
     assert "unknown" not in (out / "README.md").read_text()
 
     inverted = 255 - client_of(run.grid.run_config, partition=1, clients=CLIENTS).data.test_inputs
@@ -231,7 +225,7 @@ def test_the_card_says_what_the_model_is(tmp_path: Path) -> None:
     file = run.folder / "clients/site-1" / WEIGHTS
     model = TrainedModel.read(file)
     replace(model, card=replace(model.card, test_samples=0)).write(file)
-    about = (taken_out(run.folder, out, "site-1") / "README.md").read_text()
+    about = (exported(run.folder, out, "site-1") / "README.md").read_text()
     nothing = "nothing measured: no test samples, or too few of each class (min-class-samples)"
 
     assert about.endswith(f"site-1: {nothing}\n")
@@ -323,7 +317,7 @@ def test_a_strangers_model_gives_one_clear_error(
 
     Nothing of it reaches the terminal unescaped.
     """
-    out = taken_out(run, tmp_path / "model")
+    out = exported(run, tmp_path / "model")
     file = out / WEIGHTS
     whole = file.read_bytes()
 
@@ -533,7 +527,7 @@ def test_rows_of_a_file_and_one_that_has_too_few_columns(tmp_path: Path, capsys:
     """
     settings = {"algo": "fedproto", "models": "table3", "dataset": "wine", "partition": "iid"}
     run = federate(tmp_path, clients=2, **settings).folder
-    model = taken_out(run, tmp_path / "model", "site-1")
+    model = exported(run, tmp_path / "model", "site-1")
     good = tmp_path / "good.csv"
     header = ",".join(f"x{i}" for i in range(13))
     row = ",".join(["1.5"] * 13)

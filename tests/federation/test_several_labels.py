@@ -20,9 +20,8 @@ from protofl_common.report.page import write_report
 from protofl_common.runs.figures import final_table, sentence
 from protofl_common.runs.folder import RunFolder
 from protofl_common.tasks import MultiLabel
-from protofl_common.tools.cli import main
 from protofl_common.tools.inference import Predictor
-from tests.support.commands import cells_of, output, told
+from tests.support.commands import cells_of, exported, output, told
 from tests.support.harness import run_config, run_federation
 
 NAMES = "Mass,Effusion,Cough"
@@ -415,9 +414,9 @@ def test_predictions_of_a_run_name_the_labels(
     assert {row["prototype-Cough"] for row in rows} == {""}
     assert "" not in {row["prototype-Mass"] for row in rows}
 
-    output(capsys, "export", folder, "--site", "site-1", "--out", tmp_path / "m")
-    assert "| exact match by head |" in (tmp_path / "m" / "README.md").read_text(encoding="utf-8")
-    (answer,) = Predictor.load(tmp_path / "m").predict(inputs[:1], by="prototype")
+    model = exported(folder, tmp_path / "m", "site-1")
+    assert "| exact match by head |" in (model / "README.md").read_text(encoding="utf-8")
+    (answer,) = Predictor.load(model).predict(inputs[:1], by="prototype")
     assert answer.probabilities["Cough"] is None
     assert answer.probabilities["Mass"] is not None
 
@@ -523,18 +522,18 @@ def test_an_exported_model_says_how_likely_each_label_is(
     """In Python and on the command line; three quarters of the known labels are right at 0.5."""
     config = config_of(tmp_path, arrays_in(tmp_path), algo="fedproto")
     outcome = run_federation(config, clients=3)
-    assert main(["export", str(outcome.folder), "--site", "site-1", "--out", f"{tmp_path}/m"]) == 0
+    model = exported(outcome.folder, tmp_path / "m", "site-1")
     inputs, labels = several()
-    answers = Predictor.load(tmp_path / "m").predict(inputs, by="prototype")
+    answers = Predictor.load(model).predict(inputs, by="prototype")
     probabilities = np.array([list(answer.probabilities.values()) for answer in answers])
     assert list(answers[0].probabilities) == NAMES.split(",")
     is_right = (probabilities > 0.5) == (labels == 1)
     assert np.mean(is_right, where=~np.isnan(labels)) > 0.75
 
     np.save(tmp_path / "new.npy", inputs[:2])
-    assert main(["predict", f"{tmp_path}/m", f"{tmp_path}/new.npy", "--json"]) == 0
-    assert '"probability of Effusion": ' in capsys.readouterr().out
-    assert "3: Mass, Effusion, Cough" in (tmp_path / "m" / "README.md").read_text()
+    said = output(capsys, "predict", model, tmp_path / "new.npy", "--json").out
+    assert '"probability of Effusion": ' in said
+    assert "3: Mass, Effusion, Cough" in (model / "README.md").read_text()
 
 
 @pytest.mark.parametrize("algo", ["fedproto", "fedproto-avg"])

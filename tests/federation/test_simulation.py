@@ -4,7 +4,6 @@ The same figures however many processes work, clear ends, nothing left running.
 """
 
 import gc
-import json
 import os
 import signal
 import sys
@@ -26,7 +25,7 @@ from protofl_common.simulation.machine import CPUS, GPUS, visible_gpus, workers_
 from protofl_common.simulation.pool import pool
 from tests.support.given import Patch, Printed
 from tests.support.harness import run_config
-from tests.support.results import digests, without_times
+from tests.support.results import left_by
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux forks safely")
 
@@ -55,8 +54,7 @@ def results(folder: Path, workers: int, **changes: Any) -> Any:
 
     assert gc.get_freeze_count() == 0
     assert garbage() is None
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return without_times(rows), digests(run)
+    return left_by(run)
 
 
 @linux

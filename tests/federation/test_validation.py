@@ -24,9 +24,9 @@ from protofl_common.report.page import page
 from protofl_common.report.reading import RecordedRun
 from protofl_common.runs.folder import BEST, WEIGHTS
 from protofl_common.runs.over_clients import over_clients
-from protofl_common.tools.cli import main
 from protofl_common.tools.tables.figure import Figure
 from tests.support.accidents import Killed, on_message
+from tests.support.commands import exported, output
 from tests.support.given import Patch, Printed
 from tests.support.harness import RUN_ID, Outcome, federate, run_config, run_federation
 from tests.support.results import without_times
@@ -298,10 +298,7 @@ def test_keeping_the_best_model_changes_nothing_and_needs_no_validation_data(
     assert best == {"metric": "head", "after": best_of_run(keeping, "accuracy"), "on": "test"}
     assert not list(plain.folder.glob(f"clients/*/{BEST}"))
 
-    model = tmp_path / "model"
-    export = ("--site", "site-1", "--best")
-
-    assert main(["export", str(keeping.folder), *export, "--out", str(model)]) == 0
+    model = exported(keeping.folder, tmp_path / "model", "site-1", "--best")
 
     chosen = f"after round {best['after']}, chosen as the best on test data"
     assert chosen in capsys.readouterr().out
@@ -311,8 +308,8 @@ def test_keeping_the_best_model_changes_nothing_and_needs_no_validation_data(
     assert "What was chosen on test data makes these figures a little too high." in about
     assert json.loads((model / "model.json").read_text())["chosen-on"] == "test"
 
-    assert main(["export", str(plain.folder), *export]) == 1
-    assert "clients keep them with keep-best = true" in capsys.readouterr().err
+    refused = output(capsys, "export", plain.folder, "--site", "site-1", "--best", status=1).err
+    assert "clients keep them with keep-best = true" in refused
 
 
 @pytest.mark.parametrize(("settings", "reason"), [

@@ -10,9 +10,9 @@ import pytest
 
 from protofl_common.config.options import Scalar
 from protofl_common.experiment.catalog import CATALOG
-from protofl_common.runs.folder import RunFolder, Summary, baseline_folder
+from protofl_common.runs.folder import Summary, baseline_folder
 from tests.support.processes import BIN, Connection, output_of
-from tests.support.results import digests, without_times
+from tests.support.results import left_by
 
 pytestmark = pytest.mark.system
 TWO = ("--federation-config", "num-supernodes=2 client-resources-num-cpus=1")
@@ -48,7 +48,7 @@ def test_all_work_on_flowers_own_two_supernodes_and_give_the_same_bits_without_f
             if algo != first:
                 run = baseline_folder(run, algo)
             assert_complete(run, rounds=2, clients=2)
-            results.append((without_times(RunFolder(run).rows()), digests(run)))
+            results.append(left_by(run))
         assert results[0] == results[1], algo
 
 
