@@ -1,12 +1,12 @@
 """A package of somebody else's, installed beside this one: its method, network and data.
 
-They act as our own do. It is `tests/support/outside`, of docs/extend.md and halves.md;
-`tests/system/test_outside.py` runs it for real.
+They act as our own do. It is `tests/support/outside`, of docs/extend.md and halves.md.
 """
 
 import dataclasses
 import json
 import re
+import shlex
 import sys
 from collections.abc import Iterator
 from functools import partialmethod
@@ -33,7 +33,8 @@ from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.node import NODE_KEYS
 from protofl_common.experiment.settings import check_settings_act, known_keys
 from protofl_common.models.build import build_model
-from protofl_common.tools.cli import main
+from protofl_common.tools.arguments import read_assignments
+from protofl_common.tools.cli import parsed
 from protofl_common.tools.inference import Predictor
 from protofl_common.tools.tables.plan import Runs, plan
 from protofl_common.tools.tables.search import Search, check_search
@@ -45,6 +46,7 @@ from server_app.strategies.base import ServerStrategy, server_half
 from server_app.strategies.fedavg import FedAvg
 from tests.support import ROOT
 from tests.support.accidents import CLIENTS, PLACES, stop
+from tests.support.commands import exported
 from tests.support.fakes import server_of
 from tests.support.given import Patch, Printed
 from tests.support.harness import (
@@ -527,9 +529,7 @@ def test_a_run_has_its_last_model_and_the_users_metric_and_callback(
     assert module.rows == run.rows
     assert [line["kind"] for line in run.rows] == ["round"] * 3 + ["final"]
 
-    model = tmp_path / "model"
-    assert main(["export", str(run.folder), "--site", "site-0", "--out", str(model)]) == 0
-
+    model = exported(run.folder, tmp_path / "model")
     card = json.loads((model / "model.json").read_text())
     assert (card["algorithm"], card["arch"]) == ("my-moon", VIT)
     assert card["classes"] == ["horizontal", "rising", "falling"]
@@ -618,6 +618,19 @@ def test_the_pages_row_and_entry_point_are_the_packages() -> None:
     (points,) = blocks("toml")
     assert points in (OUTSIDE / "pyproject.toml").read_text(encoding="utf-8")
     assert "my-moon" in pyproject()["project"]["entry-points"][plugins.GROUP]
+
+
+def test_the_pages_command_makes_a_run_that_learns(tmp_path: Path) -> None:
+    """The command stands on several lines; of three classes a third is right by chance."""
+    command = re.search(r"^protofl run (?:[^\n]*\\\n)*[^\n]*", PAGE, re.MULTILINE)[0]
+    _protofl, _run, *words = shlex.split(command.replace("\\\n", " "))
+    arguments = parsed("run", words)
+    config = run_config(tmp_path) | read_assignments(arguments.settings)
+    outcome = run_federation(plugins.with_hparams(config), clients=arguments.clients)
+
+    assert not outcome.trouble
+    assert outcome.summary["accuracy"]["head"]["mean"] > 0.6
+    assert all(row["losses"]["contrast"] > 0 for row in outcome.rows[1:-1])
 
 
 def test_the_pages_hooks_exist_and_are_called_in_their_order(
