@@ -136,41 +136,25 @@ def test_new_clients_that_are_nobody_or_everybody_are_refused(
         federate(tmp_path, clients=3, join_timeout=5.0, **held_out, **SMALL)
 
 
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        (
-            {"secagg": True, "drop-rate": 0.1},
-            "drop-rate = 0.1: secagg = true forbids sums over different clients",
-        ),
-        (
-            {"secagg": True, "new-clients": 1},
-            "new-clients = 1: secagg = true hides the single figures",
-        ),
-        (
-            {"dp": "sample", "norm": "group", "new-clients": 1},
-            "new-clients = 1: the privacy ledger counts rounds",
-        ),
-    ],
-)
-def test_protections_that_could_not_hold_refuse_new_clients_and_drop_outs(
-    settings: dict[str, Any], said: str
+OWN = {"site-name": "north", "data-dir": "/data", "dataset": "arrays", "classes": "0,1"}
+SHARE = {"partition-id": 0, "num-partitions": 3, "state-dir": "/state", "max-epochs": 5}
+NOT_OWN = "only for clients that divide a data set"
+
+
+@pytest.mark.parametrize(("settings", "node", "said"), [
+    ({"secagg": True, "drop-rate": 0.1}, None,
+     "drop-rate = 0.1: secagg = true forbids sums over different clients"),
+    ({"secagg": True, "new-clients": 1}, None,
+     "new-clients = 1: secagg = true hides the single figures"),
+    ({"dp": "sample", "norm": "group", "new-clients": 1}, None,
+     "new-clients = 1: the privacy ledger counts rounds"),
+    ({"partition": "own", "drop-rate": 0.2}, OWN, f"^drop-rate = 0.2: {NOT_OWN}"),
+    ({"partition": "own", "new-clients": 1}, OWN, f"^new-clients = 1: {NOT_OWN}"),
+    ({"partition": "own", "new-domain": "ward"}, OWN, f"^new-domain = 'ward': {NOT_OWN}"),
+    ({"new-clients": 1, "new-client-epochs": 6}, SHARE,
+     "new-client-epochs = 6: this site takes at most 5"),
+])  # fmt: skip
+def test_new_clients_and_drop_outs_are_refused_where_they_cannot_be(
+    settings: dict[str, Any], node: dict[str, Any] | None, said: str
 ) -> None:
-    assert re.search(said, refusal({"algo": "fedavg"} | settings))
-
-
-@pytest.mark.parametrize(
-    ("key", "value"), [("drop-rate", 0.2), ("new-clients", 1), ("new-domain", "ward")]
-)
-def test_sites_with_data_of_their_own_are_no_new_clients_and_do_not_drop_out(
-    key: str, value: Any
-) -> None:
-    node = {"site-name": "north", "data-dir": "/data", "dataset": "arrays", "classes": "0,1"}
-    said = refusal({"algo": "fedavg", "partition": "own", key: value}, node)
-    assert said.startswith(f"{key} = {value!r}: only for clients that divide a data set")
-
-
-def test_a_site_refuses_more_epochs_as_a_new_client_than_it_takes() -> None:
-    node = {"partition-id": 0, "num-partitions": 3, "state-dir": "/state", "max-epochs": 5}
-    said = refusal({"algo": "fedavg", "new-clients": 1, "new-client-epochs": 6}, node)
-    assert "new-client-epochs = 6: this site takes at most 5" in said
+    assert re.search(said, refusal({"algo": "fedavg"} | settings, node))

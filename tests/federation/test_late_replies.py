@@ -19,7 +19,7 @@ from server_app.network.exchange import MessageExchange
 from server_app.network.late import LateReplies, LateReply
 from server_app.run.replies import Upload
 from tests.support.accidents import a_round_late, on_round
-from tests.support.attacks import failing
+from tests.support.attacks import both, failing
 from tests.support.fakes import server_of
 from tests.support.given import Patch, Printed
 from tests.support.harness import LocalGrid, Outcome, Tamper, federate, refusal
@@ -128,11 +128,8 @@ def test_a_site_that_fails_late_says_why(late: str, three: Three) -> None:
     arrives_late = a_round_late(grids, "1", node=SOUTH)
     fails_in_round_1 = on_round(1, SOUTH, failing(ERROR_CODE, "its disk is full"))
 
-    def tamper(message: Any, reply: Any) -> Any:
-        return arrives_late(message, fails_in_round_1(message, reply))
-
     impatient = IMPATIENT | {"late": late, "round_timeout": 1.0}
-    outcome = three.run(tamper, grids.append, rounds=2, **impatient)
+    outcome = three.run(both(fails_in_round_1, arrives_late), grids.append, rounds=2, **impatient)
 
     why = "its reply to round 1 failed: its disk is full"
     assert of_rounds(outcome, "missing") == [["south"], []]
@@ -177,11 +174,10 @@ def test_a_round_with_too_few_replies_waits_for_late_ones(three: Three) -> None:
     north = a_round_late(grids, "1", node=NORTH)
     south = a_round_late(grids, "1", node=SOUTH)
 
-    def both(message: Any, reply: Any) -> Any:
-        return north(message, reply) and south(message, reply)
-
     settings = IMPATIENT | {"round_timeout": 8.0}  # all of which round 1 waits
-    outcome = three.run(both, grids.append, rounds=2, **settings, min_replies=1, liars=0)
+    outcome = three.run(
+        both(north, south), grids.append, rounds=2, min_replies=1, liars=0, **settings
+    )
 
     assert outcome.rows[0]["void"]
     assert outcome.rows[1]["counted-late"] == {"north": 1, "south": 1}

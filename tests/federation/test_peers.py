@@ -5,15 +5,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flwr.app import MessageType
+from flwr.app import Message, MessageType, RecordDict
 
 from protofl_common.experiment.node import problem_of_peers
+from protofl_common.experiment.settings import digest_of
 from protofl_common.experiment.study import Study
 from protofl_common.runs.folder import RunFolder
 from protofl_common.tools.site.approvals import decide, describe_requests
+from protofl_common.wire.records import pack_settings
 from server_app.network.membership import FederationError
-from tests.support.attacks import by, silent, when
+from tests.support.attacks import silent, when
+from tests.support.given import Patch
 from tests.support.harness import (
+    LocalGrid,
     Nodes,
     Outcome,
     Tamper,
@@ -26,6 +30,7 @@ from tests.support.sites import EAST, NAMES, NORTH, SOUTH, Three, named, signed
 
 FOUR = (*NAMES, "west")
 WEST = 4
+FIFTH = 5
 OWN: dict[str, Any] = {
     "partition": "own",
     "image_size": 8,
@@ -59,6 +64,13 @@ class Hospitals(Three):
         config = run_config(self.folder, **OWN | settings)
         return signed(config, sites=self.keys(sites or self.names))
 
+    def decide(self, node: int, config: dict[str, Any], decision: str) -> None:
+        """Let the operator of a site, which is asked first, decide about a run."""
+        question = RecordDict({**pack_settings(digest_of(config))})
+        grid = LocalGrid(config, self.nodes)
+        grid.asked(Message(question, node, MessageType.QUERY, group_id="0"))
+        decide(self.nodes[node], Study.of(config).id, decision, key_file=None)
+
     def federate(
         self, config: dict[str, Any], nodes: Nodes, run_id: int, tamper: Tamper | None = None
     ) -> Outcome:
@@ -74,39 +86,57 @@ def ends_with_a_result(outcome: Outcome) -> bool:
     return not any(row["void"] for row in outcome.rows)
 
 
-def test_a_year_of_hospitals_that_come_and_go_has_a_result_in_every_run(tmp_path: Path) -> None:
-    """Five runs: west is away for a round, nothing happens, a fifth hospital joins, south leaves.
+def test_a_year_of_hospitals_that_come_and_go_has_a_result_in_every_run(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
+    """West's machine is away for a round, and comes back as another node; a fifth hospital joins.
 
-    Then a second study follows, in which east is away.
+    In the final evaluation of its second run the fifth gives no more and is lost. South leaves, and
+    east denies a second study over the same data.
     """
+    monkeypatch.setattr("server_app.network.exchange.LOOK_AROUND_SECONDS", 0.05)
+    monkeypatch.setattr("server_app.network.exchange.RETURN_SECONDS", 0.5)
     hospitals = Hospitals(tmp_path, (*FOUR, "fifth"))
-    four = hospitals.without("fifth")
     heart = hospitals.study(*FOUR, rounds=3, min_clients=3)
+    nodes = hospitals.without("fifth")
+    west = dict(hospitals.nodes[WEST])
 
     def west_is_away(message: Any, reply: Any) -> Any:
-        is_away = message.metadata.group_id == "2"
-        return by({WEST: silent})(message, reply) if is_away else reply
+        if message.metadata.group_id == "2":
+            nodes.pop(WEST, None)
+        if message.metadata.group_id == "3":
+            nodes[40] = west
+        return reply
 
-    first = hospitals.federate(heart, four, run_id=1, tamper=west_is_away)
+    first = hospitals.federate(heart, nodes, run_id=1, tamper=west_is_away)
     assert first.per_row("valid") == [4, 3, 4, 4]
-    assert ends_with_a_result(first)
 
-    again = hospitals.federate(heart, four, run_id=2)
+    again = hospitals.federate(heart, hospitals.without("fifth"), run_id=2)
     assert again.per_row("valid") == [4, 4, 4, 4]
 
-    larger = hospitals.study(rounds=2, min_clients=3)
+    larger = hospitals.study(rounds=3, min_clients=3, evaluate_every=3)  # two evaluations a run
+    hospitals.nodes[FIFTH] |= {"approve": True, "min-class-samples": 2, "max-evaluations": 3}
+    hospitals.decide(FIFTH, larger, "approved")
     joined = hospitals.federate(larger, hospitals.nodes, run_id=3)
+    assert joined.per_row("valid") == [5, 5, 5, 5]
 
-    assert joined.per_row("valid") == [5, 5, 5]
+    lost = hospitals.federate(larger, hospitals.nodes, run_id=4)
+    assert lost.per_row("valid") == [5, 5, 5, 4]
+    assert "as often as max-evaluations" in lost.rows[-1]["failed"]["fifth"]
 
-    left = hospitals.federate(larger, hospitals.without("south"), run_id=4)
+    hospitals.nodes[FIFTH]["approve"] = False
+    smaller = hospitals.study(rounds=2, min_clients=3)
+    left = hospitals.federate(smaller, hospitals.without("south"), run_id=5)
     assert left.per_row("valid") == [4, 4, 4]
 
     second_study = hospitals.study(*FOUR, rounds=2, min_clients=3, algo="fedavg", seed=7)
-    without_east = hospitals.without("east")
-    assert ends_with_a_result(hospitals.federate(second_study, without_east, run_id=5))
-    for later in (again, joined, left):
-        assert ends_with_a_result(later)
+    hospitals.nodes[EAST]["approve"] = True
+    hospitals.decide(EAST, second_study, "denied")
+    denied = hospitals.federate(second_study, hospitals.without("fifth"), run_id=6)
+    assert denied.per_row("valid") == [3, 3, 3]
+
+    for outcome in (first, again, joined, lost, left, denied):
+        assert ends_with_a_result(outcome)
 
 
 def test_a_site_takes_part_in_no_study_whose_sites_it_does_not_know(tmp_path: Path) -> None:

@@ -12,14 +12,14 @@ from unittest.mock import MagicMock
 import numpy as np
 import pytest
 import torch
-from flwr.app import Message, MessageType
+from flwr.app import MessageType
 from safetensors.numpy import load_file
 
 from protofl_common.basics.text import human_bytes
 from protofl_common.maths.prototypes import MAX_COMPARED, Prototypes, margins
 from protofl_common.report import charts
 from server_app.callbacks import artifacts
-from tests.support.attacks import by, card_with, lost, scaled, values_of, when
+from tests.support.attacks import both, by, card_with, lost, scaled, values_of, when
 from tests.support.given import Patch, Printed
 from tests.support.harness import Outcome, client_of, federate, run_config, run_federation
 from tests.support.pages import Page, drawn
@@ -63,14 +63,8 @@ def fedtgp(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
         fedtgp__server_epochs=5,
         rounds=3,
     )
-    rubbish = scaled(1e9)
-
-    def from_round_2(message: Message, reply: Message) -> Message | None:
-        if message.metadata.group_id == "1":
-            return reply
-        return rubbish(message, reply)
-
-    return run_federation(config, clients=4, tamper=by({1003: from_round_2}))
+    rubbish = both(when(scaled(1e9), number=2), when(scaled(1e9), number=3))
+    return run_federation(config, clients=4, tamper=by({1003: rubbish}))
 
 
 def sent(outcome: Outcome, round_number: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:

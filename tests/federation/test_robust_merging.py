@@ -13,7 +13,7 @@ from scipy.stats import trim_mean
 
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.settings import to_run_config
-from protofl_common.maths.aggregation import MEAN, MEDIAN, Aggregator, clip_updates, merge_by_class
+from protofl_common.maths.aggregation import MEAN, MEDIAN, Aggregator, clip_updates
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.wire.records import SiteCard
 from server_app.network.membership import FederationError
@@ -114,18 +114,6 @@ def test_no_order_of_clients_matters_and_a_class_nobody_sent_is_kept() -> None:
         assert torch.equal(found.means, wanted.means)
 
 
-@pytest.mark.parametrize("weighting", ["counts", "uniform"])
-def test_the_mean_is_that_of_each_class(weighting: str) -> None:
-    sets = sets_of(np.random.default_rng(0), 7)
-    found = Aggregator("mean", 0.2).merge_prototypes(sets, weighting, None)
-    assert torch.equal(found.means, merge_by_class(sets, weighting).means)
-
-
-def test_the_default_is_the_mean() -> None:
-    assert bounds(cards(4, real=False)) == Bounds()
-    assert Bounds().weight_aggregator == Bounds().prototype_aggregator == MEAN
-
-
 def test_one_vote_per_client_by_hand() -> None:
     """Of class 4 the client that is far away loses all three prototypes, even one that is near.
 
@@ -197,11 +185,6 @@ def test_robust_merging_is_refused_by_name_where_a_server_merges_nothing_by_it(
         why = f"the row of {algo} does not declare that its server merges by it"
 
     assert refusal(config) == f"{key} = {value!r}: {why}; choose {other}"
-
-
-def test_an_unknown_merging_and_a_wrong_fraction_are_refused() -> None:
-    assert "'mode': choose one of auto, mean, median, trimmed-mean" in refusal({"merging": "mode"})
-    assert "0.5: must be a number at least 0 and at most 0.49" in refusal({"trim-fraction": 0.5})
 
 
 AVERAGING = {
@@ -504,6 +487,8 @@ def test_an_experts_key_wins(real: bool) -> None:
 
 @pytest.mark.parametrize(("config", "reason"), [
     ({"max-norm-ratio": 0.5}, "max-norm-ratio = 0.5: must be a number 0, or at least 1"),
+    ({"merging": "mode"}, "'mode': choose one of auto, mean, median, trimmed-mean"),
+    ({"trim-fraction": 0.5}, "0.5: must be a number at least 0 and at most 0.49"),
     ({"liars": 3}, "liars = 3: must be a whole number at least -1 and at most 2"),
     ({"secagg": True, "liars": 1}, "liars = 1: secagg = true hides the single uploads"),
 ])  # fmt: skip

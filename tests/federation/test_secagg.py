@@ -473,11 +473,8 @@ def test_what_nobody_can_mend_costs_the_round(
     assert not tensors(found)
 
 
-Rubbish = Callable[[RecordDict, str], Any]
-"""A change of a reply, of its content and its sender's name."""
-
-
-def put(record: str, site: str, value: Any) -> Rubbish:
+# -- rubbish: each is a change of a reply, of its content and its sender's name
+def put(record: str, site: str, value: Any) -> Any:
     """Put a value for a site into a record of the reply; "" stands for the sender itself."""
     return lambda content, sender: content.config_records[record].update({site or sender: value})
 
@@ -494,7 +491,7 @@ def unmasked(content: RecordDict, sender: str) -> None:
 
 
 NO_KEYS = bytes(PUBLIC + SIGNATURE)
-RUBBISH: dict[str, tuple[str, Rubbish]] = {
+RUBBISH = {
     "keys of another length": ("query.advertise", put(SECAGG, "", bytes(5))),
     "keys that are not valid": ("query.advertise", put(SECAGG, "", NO_KEYS)),
     "another's keys": ("query.advertise", put(SECAGG, "site-0", NO_KEYS)),

@@ -15,6 +15,7 @@ from flwr.app import ConfigRecord, Message
 
 from client_app.algorithms.base import ClientAlgorithm, Payload
 from protofl_common.privacy.masks import KEY, SIGNED
+from protofl_common.runs.folder import RunFolder
 from protofl_common.wire.records import SECAGG
 from server_app.network.membership import FederationError
 from server_app.protections.secure_sum import SecureSum
@@ -52,7 +53,7 @@ def rows_of(
     """Make a run and return its rows, even if it ends early because its rounds are void."""
     with suppress(FederationError):
         run_federation(config_of(folder, **settings), clients=clients, tamper=tamper, nodes=nodes)
-    return [json.loads(line) for line in (folder / "runs/mine/metrics.jsonl").open()]
+    return RunFolder(folder / "runs/mine").rows()
 
 
 @pytest.fixture

@@ -50,23 +50,17 @@ MODULE = "canary_module"
 HANG = 120
 """Seconds of computing, on however busy a machine, after which a case never ends."""
 
-ONE_PATH = (
-    *("open", "os.listdir", "os.scandir", "os.mkdir", "os.rmdir", "os.remove", "os.truncate"),
-    *("os.chmod", "os.chown", "shutil.rmtree", "sqlite3.connect", "os.chdir"),
-)
-
-
-TWO_PATHS = ("os.rename", "os.link", "os.symlink")
-
-
-PATHS_OF = {**dict.fromkeys(ONE_PATH, (0,)), **dict.fromkeys(TWO_PATHS, (0, 1))}
+ONE_PATH = """
+open os.listdir os.scandir os.mkdir os.rmdir os.remove os.truncate os.chmod os.chown shutil.rmtree
+sqlite3.connect os.chdir
+"""
+TWO_PATHS = "os.rename os.link os.symlink"
+PATHS_OF = dict.fromkeys(ONE_PATH.split(), (0,)) | dict.fromkeys(TWO_PATHS.split(), (0, 1))
 """Audit events that name paths -> which of their arguments these are."""
-NEVER = {
-    *("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork"),
-    "pickle.find_class",
-    *("socket.connect", "socket.bind", "socket.sendto"),
-    *("socket.getaddrinfo", "socket.gethostbyname"),
-}
+NEVER = """
+subprocess.Popen os.system os.exec os.posix_spawn os.fork pickle.find_class
+socket.connect socket.bind socket.sendto socket.getaddrinfo socket.gethostbyname
+"""
 CODE = (
     *(path for path in sys.path if path),
     *(sys.prefix, sys.base_prefix),
@@ -93,7 +87,7 @@ class Watch:
         if not self.on:
             return
         imports = name == "import" and str(arguments[0]).partition(".")[0] in ODD_MODULES
-        if imports or name in NEVER:
+        if imports or name in NEVER.split():
             self.odd.append(f"{name} {arguments[:2]}")
         for index in PATHS_OF.get(name, ()):
             path = arguments[index]

@@ -51,7 +51,7 @@ from protofl_common.wire.records import (
 from protofl_common.wire.refusal import Refusal, pack_refusal
 from protofl_common.wire.schema import Weights
 from server_app.network.membership import FederationError
-from tests.support.attacks import by, failing, when
+from tests.support.attacks import by, failing, interrupted, when
 from tests.support.commands import in_lines, in_one_line, output
 from tests.support.given import Patch, Printed
 from tests.support.harness import (
@@ -942,15 +942,10 @@ def test_a_run_goes_on_in_an_extension_of_its_study(
         )
         return signed(config, sites=hospitals.keys(*NAMES), until=until)
 
-    def interrupted_in_round_3(message: Message, reply: Message) -> Message:
-        if message.metadata.message_type == "train" and message.metadata.group_id == "3":
-            raise KeyboardInterrupt
-        return reply
-
     begun = in_study(str(TODAY), runs=1)
     hospitals.ask_and_decide(begun)
     with pytest.raises(KeyboardInterrupt):
-        hospitals.federate(begun, tamper=interrupted_in_round_3, run_id=1)
+        hospitals.federate(begun, tamper=when(interrupted, "train", number=3), run_id=1)
 
     extension = in_study(TOMORROW, runs=2)
     hospitals.ask_and_decide(extension)

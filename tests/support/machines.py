@@ -16,8 +16,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from tests.support import ROOT
-from tests.support.operators import approving
-from tests.support.processes import BIN, free_port, process, wait_until
+from tests.support.processes import BIN, approving, free_port, process, wait_until
 
 README = ROOT / "docker" / "README.md"
 SITES = {"north": "cnn4", "south": "htcnn-3"}
@@ -47,20 +46,14 @@ class Machines:
     def __init__(self, folder: Path, running: ExitStack) -> None:
         self.folder = folder
         self.running = running
-        self.superlink, self.door = self._ports()
+        self.superlink = free_port()
+        self.door = free_port() if HAPROXY.exists() else self.superlink
         self.settings = {site: self._substitutions(site) for site in ("superlink", *SITES)}
         self.services = {machine: running.enter_context(ExitStack()) for machine in self.settings}
         folders = {site: self.checkout(site) / "state" / "sites" / site for site in SITES}
         running.enter_context(approving(folders, self.approve))
         for machine in self.settings:
             copy_checkout(self.checkout(machine))
-
-    def _ports(self) -> tuple[int, int]:
-        """Return the ports of the SuperLink and of the door; without a door they are one."""
-        superlink = free_port()
-        if HAPROXY.exists():
-            return superlink, free_port()
-        return superlink, superlink
 
     def _substitutions(self, machine: str) -> dict[str, str]:
         """Return text in the README's blocks -> what a test on one computer runs in its place.
@@ -107,11 +100,7 @@ class Machines:
         if machine == "superlink":
             (preamble,) = [block.text for block in blocks_of(README) if block.machine == "preamble"]
             text = preamble + text
-        return [*self.on(machine), "sh", "-euc", text]
-
-    def on(self, machine: str) -> list[str]:
-        """What precedes a command that runs on a machine."""
-        return []
+        return ["sh", "-euc", text]
 
     def run(
         self, machine: str, text: str, timeout: float = 240

@@ -16,7 +16,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 
 from tests.support.machines import SITES, Machines, copy_checkout, write_digits
-from tests.support.processes import free_port, process
+from tests.support.processes import free_port, process, without_colours
 
 pytestmark = [pytest.mark.system, pytest.mark.long]
 CLOCK = sorted(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))
@@ -188,7 +188,7 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
             sites = [_strike_and_start(Site(machines, name)) for name in POSSIBLE]
             run.wait(timeout=600)
         logs = {site.name: site.log for site in sites}
-        logs["operator"] = re.sub(r"\x1b\[[0-9;]*m", "", log.read_text())
+        logs["operator"] = without_colours(log.read_text())
         return logs
 
 

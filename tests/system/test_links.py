@@ -55,11 +55,13 @@ def sites(tmp_path: Path) -> Iterator[Sites]:
 
 
 def test_no_reply_is_lost_on_bad_links(sites: Sites) -> None:
-    """Four sites: far away, on a narrow line, cut off every two seconds, and slow to train.
+    """Five sites: far away, on a narrow line, cut off every two seconds, without a line, and slow.
 
-    The slow one is stopped for three times as long as its door waits for a word of it.
+    The slow one is stopped for three times as long as its door waits for a word of it, and the
+    cable of another is out meanwhile.
     """
     lines = {
+        "unplugged": {},
         "far": {"delay": 0.2},
         "narrow": {"rate": MBIT},
         "broken": {},
@@ -70,12 +72,14 @@ def test_no_reply_is_lost_on_bad_links(sites: Sites) -> None:
         sites.wait_for_rounds("links", 1)
         client = sites.wait_for_client("patient")
         client.suspend()
+        sites.relays["unplugged"].held = True
         time.sleep(3 * DOOR)
+        sites.relays["unplugged"].held = False
         client.resume()
         rows = sites.finish(timeout=600)
 
     # three rounds and the final evaluation
-    assert [row["valid"] for row in rows] == [4, 4, 4, 4], sites.printed()
+    assert [row["valid"] for row in rows] == [5, 5, 5, 5], sites.printed()
     assert sites.relays["broken"].cuts > 5
     training = rows[1]["seconds"]["total"]
     assert training > 2 * DOOR

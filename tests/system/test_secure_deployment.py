@@ -21,7 +21,7 @@ import pytest
 
 from tests.support import ROOT
 from tests.support.machines import HAPROXY, README, SITES, Machines, blocks_of, copy_checkout
-from tests.support.processes import free_port, wait_until
+from tests.support.processes import free_port, wait_until, without_colours
 from tests.support.strangers import strangers_at
 
 pytestmark = pytest.mark.system
@@ -62,7 +62,7 @@ def output_of_the_run(federation: Machines) -> str:
     *_, run = blocks_of(README)
     with strangers_refused_at(federation):
         done = federation.run("superlink", run.text, timeout=240)
-    return re.sub(r"\x1b\[[0-9;]*m", "", done.stdout + done.stderr)
+    return without_colours(done.stdout + done.stderr)
 
 
 def test_two_registered_sites_complete_a_run_with_strangers_at_the_door(
@@ -198,6 +198,11 @@ def test_the_door_is_for_supernodes_only(federation: Machines) -> None:
     assert refused != 200
     line = (str(refused), "/v1/fleet/pull-object")
     wait_until(lambda: line in requests_in_log(federation), federation.logs, timeout=30)
+
+
+def test_the_superlink_itself_listens_for_its_own_machine_alone(federation: Machines) -> None:
+    listening = [link.laddr for link in psutil.net_connections() if link.status == "LISTEN"]
+    assert {ip for ip, port in listening if port == federation.superlink} == {"127.0.0.1"}
 
 
 def ask(machines: Machines, port: int, path: str, data: bytes | None = None) -> int:
