@@ -3,14 +3,11 @@
 import itertools
 import re
 import tomllib
-from collections.abc import Iterable
-from pathlib import Path
-from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
 import torch
-from flwr.app import Message, MessageType
+from flwr.app import MessageType
 from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 from safetensors.torch import load_file
 
@@ -21,12 +18,10 @@ from protofl_common.experiment.settings import Settings
 from protofl_common.runs.figures import final_table
 from server_app.network.membership import FederationError
 from tests.support.declared import MINIMISED
-from tests.support.given import Patch, Printed
 from tests.support.harness import (
     LONG,
     RUN_ID,
     LocalGrid,
-    Outcome,
     federate,
     run_config,
     run_federation,
@@ -37,15 +32,13 @@ from tests.support.sites import real_sites
 
 
 @pytest.mark.parametrize("arrive", [True, False])
-def test_half_sent_messages_are_sent_again(
-    arrive: bool, tmp_path: Path, monkeypatch: Patch, capsys: Printed
-) -> None:
+def test_half_sent_messages_are_sent_again(arrive, tmp_path, monkeypatch, capsys):
     """Every push to the SuperLink fails once; with ``arrive`` its messages arrive all the same."""
     wanted = federate(tmp_path / "undisturbed", clients=3, rounds=3)
     push = LocalGrid.push_messages
     calls = itertools.count()
 
-    def failing_at_first(grid: LocalGrid, messages: Iterable[Message]) -> list[str]:
+    def failing_at_first(grid, messages):
         if next(calls) % 2 == 1:
             return push(grid, messages)
         if arrive:
@@ -60,9 +53,7 @@ def test_half_sent_messages_are_sent_again(
     assert capsys.readouterr().out.count("half sent; sending them again") == next(calls) // 2
 
 
-def test_a_superlink_that_keeps_losing_messages_ends_the_run(
-    tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_a_superlink_that_keeps_losing_messages_ends_the_run(tmp_path, monkeypatch):
     """The server tries three times to send its messages to two clients."""
     push = MagicMock(side_effect=ObjectPushError("an-object", 1, "a-session"))
     monkeypatch.setattr(LocalGrid, "push_messages", push)
@@ -72,7 +63,7 @@ def test_a_superlink_that_keeps_losing_messages_ends_the_run(
     assert [len(list(messages)) for (messages,), _ in push.call_args_list] == [2, 2, 2]
 
 
-def prototype_means(outcome: Outcome) -> torch.Tensor:
+def prototype_means(outcome):
     """Return the means of the global prototypes that a run leaves."""
     return load_file(outcome.folder / "prototypes.safetensors")["means"]
 
@@ -85,7 +76,7 @@ Frozen features make their prototypes useful before any training.
 
 
 @pytest.mark.parametrize("algo", CATALOG)
-def test_a_run_leaves_complete_results(algo: str, tmp_path: Path) -> None:
+def test_a_run_leaves_complete_results(algo, tmp_path):
     """Rows, figures and files of every algorithm after two rounds, as its catalog's row says."""
     config = run_config(tmp_path, algo=algo, run_name="mine", train_samples=10, test_samples=20)
     outcome = run_federation(config, clients=3)
@@ -122,7 +113,7 @@ def test_a_run_leaves_complete_results(algo: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("algo", CATALOG)
-def test_training_helps(algo: str, tmp_path: Path) -> None:
+def test_training_helps(algo, tmp_path):
     """Of ten classes of digits three quarters and more are right in the end, a few before."""
     config = run_config(
         tmp_path,
@@ -148,7 +139,7 @@ def test_training_helps(algo: str, tmp_path: Path) -> None:
         assert first["head"]["mean"] < 0.4
 
 
-def test_node_ids_do_not_matter(tmp_path: Path) -> None:
+def test_node_ids_do_not_matter(tmp_path):
     """Clients under other node ids, in reverse order, have the same rows."""
     nodes = [{"partition-id": i, "num-partitions": 4} for i in range(4)]
     forward = {100 + i: nodes[i] for i in (0, 1, 2, 3)}
@@ -162,7 +153,7 @@ def test_node_ids_do_not_matter(tmp_path: Path) -> None:
     assert rows[0] == rows[1]
 
 
-def test_private_state_lives_where_the_site_says(tmp_path: Path) -> None:
+def test_private_state_lives_where_the_site_says(tmp_path):
     """Each of two sites has a state-dir of its own; the server's folder has nothing of it."""
     outcome = federate(tmp_path, nodes=real_sites(2, tmp_path / "disk"))
 
@@ -175,11 +166,11 @@ def test_private_state_lives_where_the_site_says(tmp_path: Path) -> None:
     assert not (outcome.folder / "clients").exists()
 
 
-def expect_refusal(error: type[Exception], said: str, config: dict[str, Any], **on: Any) -> None:
+def expect_refusal(error, said, config, **on):
     """The run ends with this error, and no client has trained; ``on`` are its nodes or clients."""
-    kinds: list[str] = []
+    kinds = []
 
-    def watch(message: Message, reply: Message) -> Message:
+    def watch(message, reply):
         kinds.append(message.metadata.message_type)
         return reply
 
@@ -188,7 +179,7 @@ def expect_refusal(error: type[Exception], said: str, config: dict[str, Any], **
     assert MessageType.TRAIN not in kinds
 
 
-def test_a_round_of_sites_with_operators_asks_two_at_least(tmp_path: Path) -> None:
+def test_a_round_of_sites_with_operators_asks_two_at_least(tmp_path):
     """With participation = 0.1 one of three would be asked.
 
     A merge of one upload is that upload, and the others would receive it.
@@ -197,7 +188,7 @@ def test_a_round_of_sites_with_operators_asks_two_at_least(tmp_path: Path) -> No
     assert {row["valid"] for row in found.rows[:-1]} == {2}
 
 
-REFUSED: dict[str, tuple[type[Exception], dict[str, Any]]] = {
+REFUSED = {
     "lr = 'abc': must be a number above 0": (SettingsError, {"lr": "abc"}),
     "plain folder name": (SettingsError, {"run_name": "../x"}),
     "nowhere": (
@@ -216,9 +207,7 @@ REFUSED: dict[str, tuple[type[Exception], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("said", REFUSED)
-def test_what_cannot_work_ends_the_run_before_any_client_trains(
-    said: str, tmp_path: Path, capsys: Printed
-) -> None:
+def test_what_cannot_work_ends_the_run_before_any_client_trains(said, tmp_path, capsys):
     """The reason is in the error, and is printed."""
     error, settings = REFUSED[said]
     config = run_config(tmp_path, **{"join_timeout": 1.0} | settings)
@@ -227,9 +216,7 @@ def test_what_cannot_work_ends_the_run_before_any_client_trains(
     assert said in capsys.readouterr().out
 
 
-def test_a_site_that_does_not_say_how_many_there_are_ends_the_run(
-    tmp_path: Path, capsys: Printed
-) -> None:
+def test_a_site_that_does_not_say_how_many_there_are_ends_the_run(tmp_path, capsys):
     said = "num-clients = 0"
     one_site = {1: {"site-name": "north", "partition-id": 0}}
     expect_refusal(FederationError, said, run_config(tmp_path, join_timeout=1e9), nodes=one_site)
@@ -254,17 +241,13 @@ SECOND = {"partition-id": 1, "num-partitions": 2}
         ({"partition-id": 0, "num-partitions": 2}, "two clients call themselves site-0"),
     ],
 )
-def test_a_wrong_node_config_is_told_before_training(
-    facts: dict[str, Any], said: str, tmp_path: Path
-) -> None:
+def test_a_wrong_node_config_is_told_before_training(facts, said, tmp_path):
     nodes = {11: {"partition-id": 0, "num-partitions": 2}, 12: facts}
     expect_refusal(FederationError, said, run_config(tmp_path, join_timeout=5.0), nodes=nodes)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
-def test_a_gpu_that_is_not_there_is_told_with_the_usual_reason(
-    tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_a_gpu_that_is_not_there_is_told_with_the_usual_reason(tmp_path, monkeypatch):
     """The usual reason is that Flower gives clients no part of a GPU unless it is told so."""
     # what a client that computes on a GPU sets for its whole process
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -273,7 +256,7 @@ def test_a_gpu_that_is_not_there_is_told_with_the_usual_reason(
     expect_refusal(FederationError, said, run_config(tmp_path, device="cuda"))
 
 
-def test_participation_asks_a_part_of_the_sites_and_at_the_end_all(tmp_path: Path) -> None:
+def test_participation_asks_a_part_of_the_sites_and_at_the_end_all(tmp_path):
     """Half of five sites are two, other ones in each round; only the final figures are of all.
 
     So the best accuracy is the final one, as others cannot be compared with it.

@@ -1,24 +1,21 @@
 """Clients that never train (``new-clients``), and that drop out of rounds (``drop-rate``)."""
 
 import re
-from pathlib import Path
-from typing import Any
 
 import pytest
 from flwr.app import MessageType
 
 from protofl_common.tools.tables.figure import Figure
 from server_app.network.membership import FederationError
-from tests.support.given import Printed
 from tests.support.harness import federate, refusal
 from tests.support.results import digests, without_times
 
-SMALL: dict[str, Any] = {"models": "htcnn-1", "train_samples": 20, "test_samples": 20}
+SMALL = {"models": "htcnn-1", "train_samples": 20, "test_samples": 20}
 
 
-def sites_asked(outcome: Any, kind: str) -> list[set[str]]:
+def sites_asked(outcome, kind):
     """Return the sites that got a message of this kind, one set for each round."""
-    rounds: dict[str, set[str]] = {}
+    rounds = {}
     for message, _ in outcome.exchanged(kind):
         site = f"site-{message.metadata.dst_node_id - 1000}"
         rounds.setdefault(message.metadata.group_id, set()).add(site)
@@ -29,9 +26,7 @@ FIVE_SITES = {f"site-{i}" for i in range(5)}
 
 
 @pytest.mark.parametrize("algo", ["fedavg", "fedproto", "fedrep", "scaffold", "ditto", "gaussian"])
-def test_new_clients_are_asked_last_and_their_figures_stand_apart(
-    algo: str, tmp_path: Path, capsys: Printed
-) -> None:
+def test_new_clients_are_asked_last_and_their_figures_stand_apart(algo, tmp_path, capsys):
     """Two of five clients never train: accuracies are over the other three.
 
     Those of the two are a metric of their own.
@@ -65,9 +60,7 @@ def test_new_clients_are_asked_last_and_their_figures_stand_apart(
     assert f"│ {name} │ {100 * new_mean:>5.2f} │" in capsys.readouterr().out
 
 
-def test_new_clients_change_nothing_of_the_others_and_train_as_they_are_told(
-    tmp_path: Path,
-) -> None:
+def test_new_clients_change_nothing_of_the_others_and_train_as_they_are_told(tmp_path):
     """New clients train for themselves before the final evaluation (new-client-epochs), or not.
 
     The global model and all rounds are the same in both cases.
@@ -90,7 +83,7 @@ def test_new_clients_change_nothing_of_the_others_and_train_as_they_are_told(
     assert figures[0] != figures[1]
 
 
-def test_a_client_that_drops_out_is_not_heard_in_that_round_and_again_alike(tmp_path: Path) -> None:
+def test_a_client_that_drops_out_is_not_heard_in_that_round_and_again_alike(tmp_path):
     """With drop-rate other clients drop out in each round, in two equal runs the same ones."""
     settings = {"algo": "fedavg", "rounds": 4, "drop_rate": 0.4, **SMALL}
     first = federate(tmp_path / "first", clients=5, **settings)
@@ -107,7 +100,7 @@ def test_a_client_that_drops_out_is_not_heard_in_that_round_and_again_alike(tmp_
     assert len({tuple(failed) for failed in rounds}) > 1
 
 
-def test_clients_of_a_new_domain_never_train(tmp_path: Path) -> None:
+def test_clients_of_a_new_domain_never_train(tmp_path):
     outcome = federate(tmp_path, clients=7, algo="fedavg", new_domain="scanned", rounds=1, **SMALL)
 
     clients = outcome.summary["clients"]
@@ -129,9 +122,7 @@ def test_clients_of_a_new_domain_never_train(tmp_path: Path) -> None:
         ({"new_clients": 3}, "new-clients = 3: no client is left to train"),
     ],
 )
-def test_new_clients_that_are_nobody_or_everybody_are_refused(
-    held_out: dict[str, Any], said: str, tmp_path: Path
-) -> None:
+def test_new_clients_that_are_nobody_or_everybody_are_refused(held_out, said, tmp_path):
     with pytest.raises(FederationError, match=said):
         federate(tmp_path, clients=3, join_timeout=5.0, **held_out, **SMALL)
 
@@ -154,7 +145,5 @@ NOT_OWN = "only for clients that divide a data set"
     ({"new-clients": 1, "new-client-epochs": 6}, SHARE,
      "new-client-epochs = 6: this site takes at most 5"),
 ])  # fmt: skip
-def test_new_clients_and_drop_outs_are_refused_where_they_cannot_be(
-    settings: dict[str, Any], node: dict[str, Any] | None, said: str
-) -> None:
+def test_new_clients_and_drop_outs_are_refused_where_they_cannot_be(settings, node, said):
     assert re.search(said, refusal({"algo": "fedavg"} | settings, node))

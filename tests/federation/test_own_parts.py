@@ -3,7 +3,6 @@
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,9 +13,7 @@ from protofl_common.tools.inference import Predictor
 from server_app.network.membership import FederationError
 from server_app.strategies import fedavg
 from tests.support.commands import exported, output
-from tests.support.given import Patch, Printed
 from tests.support.harness import (
-    Outcome,
     client_of,
     federate,
     refusal,
@@ -75,7 +72,7 @@ def fails(input_shape, feature_dim):
 
 
 @pytest.fixture
-def nets(tmp_path: Path, monkeypatch: Patch) -> str:
+def nets(tmp_path, monkeypatch):
     name = f"nets_{tmp_path.name.replace('-', '_')}"
     (tmp_path / f"{name}.py").write_text(NETS)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -83,7 +80,7 @@ def nets(tmp_path: Path, monkeypatch: Patch) -> str:
 
 
 @pytest.fixture
-def kinds(tmp_path: Path) -> dict[str, dict[str, Any]]:
+def kinds(tmp_path):
     """Return kind of data -> the settings of a run on it, with small files of each.
 
     The texts are of three subjects; the signals are waves in three frequencies and two channels,
@@ -129,12 +126,12 @@ def kinds(tmp_path: Path) -> dict[str, dict[str, Any]]:
     }
 
 
-def accuracy(run: Outcome) -> float:
+def accuracy(run):
     """Return the better of the accuracies by head and by prototypes at the end of a run."""
     return max(figures["weighted"] for figures in run.rows[-1]["accuracy"].values())
 
 
-LEARN: dict[str, Any] = {
+LEARN = {
     "rounds": 4,
     "local_epochs": 3,
     "train_samples": 0,
@@ -147,9 +144,7 @@ FEDPROTO = [("fedproto", kind) for kind in ("table", "signal", "text")]
 
 
 @pytest.mark.parametrize(("algo", "kind"), [*FEDPROTO, ("local", "table"), ("fedtgp", "text")])
-def test_unlike_networks_learn_all_kinds_of_data(
-    tmp_path: Path, kinds: Any, kind: str, algo: str
-) -> None:
+def test_unlike_networks_learn_all_kinds_of_data(tmp_path, kinds, kind, algo):
     """Three clients with networks of three kinds; of three classes guessing is right in a third."""
     run = federate(tmp_path, clients=3, algo=algo, **kinds[kind], **LEARN)
     assert accuracy(run) > 0.6
@@ -157,9 +152,7 @@ def test_unlike_networks_learn_all_kinds_of_data(
 
 
 @pytest.mark.parametrize("kind", ["table", "signal", "text"])
-def test_weights_are_averaged_exported_and_predict(
-    tmp_path: Path, kinds: Any, kind: str, capsys: Printed
-) -> None:
+def test_weights_are_averaged_exported_and_predict(tmp_path, kinds, kind, capsys):
     """An exported model predicts as its client did, in Python and on the command line."""
     config = run_config(tmp_path, algo="fedavg", **kinds[kind])
     run = run_federation(config, clients=3)
@@ -177,9 +170,7 @@ def test_weights_are_averaged_exported_and_predict(
     assert [json.loads(line)["label"] for line in lines] == labels
 
 
-def test_rows_of_a_file_are_predicted_from_the_columns_of_the_run(
-    tmp_path: Path, kinds: Any, capsys: Printed
-) -> None:
+def test_rows_of_a_file_are_predicted_from_the_columns_of_the_run(tmp_path, kinds, capsys):
     """The run's columns may stand in any order and among other columns."""
     file = Path(kinds["text"]["data_dir"])
     rows = []
@@ -215,7 +206,7 @@ def test_rows_of_a_file_are_predicted_from_the_columns_of_the_run(
     assert "has no column 'title'; the model takes title, body" in error
 
 
-def write_table(file: Path, columns: list[str], rows: list[dict[str, str]]) -> None:
+def write_table(file, columns, rows):
     lines = [",".join(columns)]
     for row in rows:
         lines.append(",".join(row[column] for column in columns))
@@ -230,9 +221,7 @@ def write_table(file: Path, columns: list[str], rows: list[dict[str, str]]) -> N
         ("fedplvm", "image", "resnet4-imagenet-stem"),  # cosines
     ],
 )
-def test_onnx_computes_the_same(
-    tmp_path: Path, kinds: Any, kind: str, arch: str, algo: str
-) -> None:
+def test_onnx_computes_the_same(tmp_path, kinds, kind, arch, algo):
     """An exported ONNX file gives the model's logits and distances, for each type of input."""
     runtime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
@@ -256,7 +245,7 @@ def test_onnx_computes_the_same(
 
 
 @pytest.fixture
-def messy(tmp_path: Path) -> str:
+def messy(tmp_path):
     """A table of two hospitals with a name, a category and gaps.
 
     The label follows from the category and the age.
@@ -277,9 +266,7 @@ def messy(tmp_path: Path) -> str:
     return str(file)
 
 
-def test_a_messy_table_is_learned_exported_and_predicted_from(
-    tmp_path: Path, messy: str, capsys: Printed
-) -> None:
+def test_a_messy_table_is_learned_exported_and_predicted_from(tmp_path, messy, capsys):
     """The exported model and its ONNX file read the same columns, and fill gaps as its site has."""
     runtime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
@@ -327,11 +314,11 @@ def test_a_messy_table_is_learned_exported_and_predicted_from(
     assert "has no column 'sex'; the model takes sex, age, chol" in error
 
 
-WINE: dict[str, Any] = {"dataset": "wine", "partition": "iid"}
+WINE = {"dataset": "wine", "partition": "iid"}
 
 
 @pytest.mark.parametrize("algo", ["fedproto", "fedavg", "fedplvm"])
-def test_a_network_of_the_users_own(tmp_path: Path, nets: str, algo: str) -> None:
+def test_a_network_of_the_users_own(tmp_path, nets, algo):
     """It is trained, and a run with it repeats; one client may have another network.
 
     It calls a layer twice, which the fused step of the catalog's networks does not allow.
@@ -350,24 +337,20 @@ def test_a_network_of_the_users_own(tmp_path: Path, nets: str, algo: str) -> Non
 
 @pytest.mark.parametrize("net", ["Tied", "Lazy"])
 @pytest.mark.parametrize("algo", ["fedavg", "fedproto", "scaffold"])
-def test_tied_weights_and_layers_built_late_are_trained_and_exported(
-    tmp_path: Path, nets: str, algo: str, net: str
-) -> None:
+def test_tied_weights_and_layers_built_late_are_trained_and_exported(tmp_path, nets, algo, net):
     """Two layers of `Tied` have one weight, also once exported; `Lazy` builds a layer when used."""
     run = federate(tmp_path, clients=2, algo=algo, models=f"{nets}:{net}", **WINE)
     model = TrainedModel.read(run.folder / "clients" / "site-1" / "model.safetensors").build()
 
     if net == "Tied":
-        assert model.body.twin.weight is model.body.again.weight  # type: ignore[union-attr]
+        assert model.body.twin.weight is model.body.again.weight
     assert run.per_row("valid") == [2] * len(run.rows)
 
 
 @pytest.mark.parametrize(("net", "kind"), [
     ("Masked", "bool"), ("Half", "float16"), ("Complex", "complex64"),
 ])  # fmt: skip
-def test_a_type_that_does_not_travel_is_named_before_the_first_round(
-    tmp_path: Path, nets: str, net: str, kind: str
-) -> None:
+def test_a_type_that_does_not_travel_is_named_before_the_first_round(tmp_path, nets, net, kind):
     """Only methods that send weights name it; others may have such buffers."""
     settings = {"models": f"{nets}:{net}", **WINE}
     with pytest.raises(FederationError, match=rf"body\.mask is {kind}, and weights travel as"):
@@ -381,9 +364,7 @@ def test_a_type_that_does_not_travel_is_named_before_the_first_round(
         federate(tmp_path / "sparse", clients=2, algo="fedproto", **settings)
 
 
-def test_batch_normalisation_without_running_statistics_is_exported_as_it_is(
-    tmp_path: Path, nets: str
-) -> None:
+def test_batch_normalisation_without_running_statistics_is_exported_as_it_is(tmp_path, nets):
     run = federate(tmp_path, clients=2, algo="fedavg", models=f"{nets}:NoStatistics", **WINE)
     model = TrainedModel.read(run.folder / "clients" / "site-1" / "model.safetensors").build()
 
@@ -403,9 +384,7 @@ def test_batch_normalisation_without_running_statistics_is_exported_as_it_is(
         ),
     ],
 )
-def test_a_batch_of_one_that_cannot_be_normalised_is_refused(
-    tmp_path: Path, settings: Any, said: str
-) -> None:
+def test_a_batch_of_one_that_cannot_be_normalised_is_refused(tmp_path, settings, said):
     """With norm = 'group', which normalises each sample by itself, it is accepted."""
     small = {"algo": "fedpcl", "train_samples": 20, "batch_size": 10, "rounds": 1} | settings
     with pytest.raises(FederationError, match=said):
@@ -425,16 +404,14 @@ IMAGES = r"they see images, .* these data is float32 \[13\]; choose backbones ="
     ("fedpcl", "", IMAGES),
     ("mpft", "", IMAGES),
 ])  # fmt: skip
-def test_what_does_not_fit_a_table_is_refused(
-    algo: str, net: str, said: str, nets: str, tmp_path: Path
-) -> None:
+def test_what_does_not_fit_a_table_is_refused(algo, net, said, nets, tmp_path):
     """A network of the user's that fails, and backbones for images, are refused before round 1."""
     models = f"{nets}:{net}" if net else "small3"
     with pytest.raises(FederationError, match=said):
         federate(tmp_path, clients=2, algo=algo, models=models, **WINE)
 
 
-def test_the_server_builds_no_network_that_only_a_client_names(tmp_path: Path, nets: str) -> None:
+def test_the_server_builds_no_network_that_only_a_client_names(tmp_path, nets):
     """Clients name a network that the run does not: FedAvg, whose server must build it, refuses."""
     config = run_config(tmp_path, algo="fedavg", models="mlp-1", **WINE)
     nodes = {i: {"partition-id": i, "num-partitions": 2, "arch": f"{nets}:Tiny"} for i in range(2)}
@@ -444,14 +421,12 @@ def test_the_server_builds_no_network_that_only_a_client_names(tmp_path: Path, n
         run_federation(config, nodes=nodes)
 
 
-def test_heads_are_averaged_over_networks_that_clients_name(
-    tmp_path: Path, nets: str, monkeypatch: Patch
-) -> None:
+def test_heads_are_averaged_over_networks_that_clients_name(tmp_path, nets, monkeypatch):
     """LG-FedAvg averages heads, so the server builds a model without a body, of input shape ()."""
-    shapes: list[tuple[int, ...]] = []
+    shapes = []
     build = fedavg.initial_model
 
-    def noting(arch: str, shape: tuple[int, ...], *rest: Any) -> Any:
+    def noting(arch, shape, *rest):
         shapes.append(shape)
         return build(arch, shape, *rest)
 
@@ -479,7 +454,5 @@ def test_heads_are_averaged_over_networks_that_clients_name(
         ("dataset", "mnst", "or MODULE:FUNCTION of your own .did you mean mnist"),
     ],
 )
-def test_settings_take_python_names_and_lists_and_nothing_else(
-    key: str, value: str, said: str
-) -> None:
+def test_settings_take_python_names_and_lists_and_nothing_else(key, value, said):
     assert re.search(said, refusal({key: value}))

@@ -8,13 +8,11 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from datetime import date, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -27,7 +25,6 @@ from client_app.answers import ERROR_CODE
 from client_app.site import audit, consent, hooks
 from client_app.site.client import open_client
 from client_app.site.record import StateError
-from client_app.site.state import StateFolder
 from protofl_common.basics import code_version
 from protofl_common.basics.run_history import RunHistory
 from protofl_common.config.options import SettingsError
@@ -53,11 +50,9 @@ from protofl_common.wire.schema import Weights
 from server_app.network.membership import FederationError
 from tests.support.attacks import by, failing, interrupted, when
 from tests.support.commands import in_lines, in_one_line, output
-from tests.support.given import Patch, Printed
 from tests.support.harness import (
     RUN_ID,
     LocalGrid,
-    Outcome,
     reason_in,
     run_config,
     run_federation,
@@ -72,7 +67,7 @@ OWN = {
     "models": "cnn4",
     "rounds": 1,
 }
-OPENED: list[str] = []
+OPENED = []
 """Paths that this process has opened, by Python's own audit events; tests empty it."""
 sys.addaudithook(lambda event, details: OPENED.append(str(details[0])) if event == "open" else None)
 # such a hook cannot be removed again
@@ -87,45 +82,45 @@ WAITING = "waiting for approval"
 class Hospitals(Three):
     """Three sites whose operators must approve each run; `north` is the one that is looked at."""
 
-    def __init__(self, folder: Path, capsys: Printed) -> None:
+    def __init__(self, folder, capsys):
         super().__init__(folder)
         self.capsys = capsys
         self.nodes = {number: node | {"approve": True} for number, node in self.nodes.items()}
 
-    def config(self, **settings: Any) -> dict[str, Any]:
+    def config(self, **settings):
         return run_config(self.folder, **OWN | {"join_timeout": 1.0} | settings)
 
-    def study(self, **settings: Any) -> dict[str, Any]:
+    def study(self, **settings):
         """A signed study of the three sites."""
         return signed(self.config(**settings), sites=self.keys(*NAMES))
 
-    def federate(self, config: dict[str, Any], **options: Any) -> Outcome:
+    def federate(self, config, **options):
         return run_federation(config, nodes=self.nodes, **options)
 
-    def state(self, site: str) -> Path:
+    def state(self, site):
         return self.folder / site / "state"
 
-    def consent(self, site: str) -> Path:
+    def consent(self, site):
         return self.state(site) / "sites" / site
 
-    def request(self, config: dict[str, Any]) -> Path:
+    def request(self, config):
         """Return the file in which north notes a run that asks to be approved."""
         return self.consent("north") / "studies" / f"{Study.of(config).id}.json"
 
-    def log(self) -> Path:
+    def log(self):
         return self.consent("north") / audit.FILE
 
-    def lines(self) -> list[dict[str, Any]]:
+    def lines(self):
         """Return the entries of north's audit log."""
         return [entry for _, entry, _ in audit.entries(self.log())]
 
-    def rows(self, run: str) -> list[dict[str, Any]]:
+    def rows(self, run):
         return RunFolder(self.folder / "runs" / run).rows()
 
-    def keys(self, *sites: str) -> str:
+    def keys(self, *sites):
         return named(**{site: self.consent(site) for site in sites})
 
-    def shown(self, words: str, status: int = 0, site: str = "north") -> str:
+    def shown(self, words, status=0, site="north"):
         """Run ``protofl site`` with these words at a site; return what it prints, or its error.
 
         It must end with this status.
@@ -136,7 +131,7 @@ class Hospitals(Three):
         printed = self.capsys.readouterr()
         return printed.out or printed.err
 
-    def decide(self, config: dict[str, Any], *sites: str, words: str = "approve") -> str:
+    def decide(self, config, *sites, words="approve"):
         """Let the operators of these sites, or of all, decide about a run that has asked.
 
         ``words`` are the command (``approve`` or ``deny``) and its options. Return what it prints.
@@ -145,15 +140,13 @@ class Hospitals(Three):
         words = f"{command} {Study.of(config).id} {options}"
         return "".join(self.shown(words, site=site) for site in sites or NAMES)
 
-    def ask_and_decide(self, config: dict[str, Any], *sites: str, words: str = "approve") -> str:
+    def ask_and_decide(self, config, *sites, words="approve"):
         """Let these sites, or all, hear of a run, and let their operators decide about it."""
         for site in sites or NAMES:
             self.answer(config, site=site)
         return self.decide(config, *sites, words=words)
 
-    def answer(
-        self, config: dict[str, Any], run_id: int = 5, digest: str = "", site: str = "north"
-    ) -> str:
+    def answer(self, config, run_id=5, digest="", site="north"):
         """Ask a site to introduce itself; return the reason why it refuses, or "".
 
         ``digest`` is that of a server whose default settings differ from the site's.
@@ -165,27 +158,25 @@ class Hospitals(Three):
         return reason_in(grid.asked(question))
 
 
-def clients_of(outcome: Outcome) -> set[str]:
+def clients_of(outcome):
     return set(outcome.summary["clients"])
 
 
-def trained_nodes(outcome: Outcome) -> set[int]:
+def trained_nodes(outcome):
     return {message.metadata.dst_node_id for message, _ in outcome.exchanged()}
 
 
-def images_opened() -> int:
+def images_opened():
     return sum(path.endswith(".png") for path in OPENED)
 
 
 @pytest.fixture
-def hospitals(tmp_path: Path, capsys: Printed) -> Hospitals:
+def hospitals(tmp_path, capsys):
     return Hospitals(tmp_path, capsys)
 
 
 # -- consent ---------------------------------------------------------------------------------------
-def test_a_run_that_nobody_has_approved_opens_no_file_and_then_takes_part(
-    hospitals: Hospitals,
-) -> None:
+def test_a_run_that_nobody_has_approved_opens_no_file_and_then_takes_part(hospitals):
     """While it waits for approval no image is read; once approved it and its baseline train.
 
     A line of the log about a baseline names the baseline.
@@ -220,15 +211,13 @@ def test_a_run_that_nobody_has_approved_opens_no_file_and_then_takes_part(
     assert algos == ["fedproto", "local"]
 
 
-def test_the_server_asks_again_until_an_operator_has_approved(
-    hospitals: Hospitals, monkeypatch: Patch
-) -> None:
+def test_the_server_asks_again_until_an_operator_has_approved(hospitals, monkeypatch):
     """All three sites approve after the server's 12th question; it says once for whom it waits."""
     monkeypatch.setattr("server_app.network.membership.APPROVAL_POLL_SECONDS", 0.2)
     config = hospitals.config(join_timeout=60.0)
-    questions: list[float] = []
+    questions = []
 
-    def approve_after_twelve(message: Message, reply: Message) -> Message:
+    def approve_after_twelve(message, reply):
         questions.append(time.monotonic())
         if len(questions) == 12:  # without a command, which would print
             for node in hospitals.nodes.values():
@@ -247,13 +236,13 @@ def test_the_server_asks_again_until_an_operator_has_approved(
     assert levels == ["INFO"] * 3
 
 
-def test_a_denial_in_round_three_acts_at_once_and_the_others_go_on(hospitals: Hospitals) -> None:
+def test_a_denial_in_round_three_acts_at_once_and_the_others_go_on(hospitals):
     """A resumed run waits for a site that has not decided yet, and for none that denies."""
     config = hospitals.config(rounds=4, run_name="mine", num_clients=2)
     hospitals.ask_and_decide(config)
     denied = f"denied at south: a run without a study ({Study.of(config).id})"
 
-    def south_denies(message: Message, reply: Message) -> Message:
+    def south_denies(message, reply):
         hospitals.decide(config, "south", words="deny")
         return reply
 
@@ -278,7 +267,7 @@ def test_a_denial_in_round_three_acts_at_once_and_the_others_go_on(hospitals: Ho
     assert hospitals.answer(config | {"lr": 0.02}, site="south") == ""
 
 
-def upgrade(monkeypatch: Patch, code: str, release: str = "0.0.0") -> None:
+def upgrade(monkeypatch, code, release="0.0.0"):
     """Let a site be started again with other code: that of the process, and that on the disk."""
     monkeypatch.setattr(consent, "CODE", code)
     monkeypatch.setattr(consent, "RELEASE", release)
@@ -286,9 +275,7 @@ def upgrade(monkeypatch: Patch, code: str, release: str = "0.0.0") -> None:
     monkeypatch.setattr(consent, "code_version_at_site", on_disk)
 
 
-def test_new_settings_and_new_code_are_asked_for_anew(
-    hospitals: Hospitals, tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_new_settings_and_new_code_are_asked_for_anew(hospitals, tmp_path, monkeypatch):
     """An approval holds for the run's settings, but for its name, and for the code of the site.
 
     A process whose code has changed on the disk since its start must be started again.
@@ -316,12 +303,12 @@ def test_new_settings_and_new_code_are_asked_for_anew(
     assert hospitals.answer(config) == ""
 
 
-def test_a_change_at_the_server_asks_nobody(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_a_change_at_the_server_asks_nobody(tmp_path, monkeypatch):
     """The server's half and the report do not run at a site; all else is code of the site."""
     only_at_server = ("server_app/a", "protofl_common/report/a")
     at_sites = ("protofl_common/a", "client_app/a")
     files = only_at_server + at_sites
-    versions: dict[str, str] = {}
+    versions = {}
     for changed in ("nothing", *files):
         for file in files:
             path = tmp_path / f"{file}.py"
@@ -336,9 +323,7 @@ def test_a_change_at_the_server_asks_nobody(tmp_path: Path, monkeypatch: Patch) 
 
 
 @pytest.mark.parametrize("options", ["", " --code patch"], ids=["exact", "patch"])
-def test_an_approval_may_cover_later_patch_releases(
-    options: str, hospitals: Hospitals, monkeypatch: Patch
-) -> None:
+def test_an_approval_may_cover_later_patch_releases(options, hospitals, monkeypatch):
     """Release 0.1.3 is approved: with ``--code patch`` its later patches are, too."""
     monkeypatch.setattr(consent, "RELEASE", "0.1.3")
     monkeypatch.setattr(approvals, "RELEASE", "0.1.3")
@@ -346,7 +331,7 @@ def test_an_approval_may_cover_later_patch_releases(
     hospitals.ask_and_decide(config, "north", words=f"approve{options}")
     approved = consent.read(hospitals.request(config))
 
-    def waits(code: str, release: str) -> bool:
+    def waits(code, release):
         upgrade(monkeypatch, code, release)
         return WAITING in hospitals.answer(config)
 
@@ -379,13 +364,11 @@ def test_an_approval_may_cover_later_patch_releases(
     assert waits("hotfix", "0.1.4")
 
 
-def test_who_decides_about_other_code_than_the_process_has_approves_nothing(
-    hospitals: Hospitals, monkeypatch: Patch
-) -> None:
+def test_who_decides_about_other_code_than_the_process_has_approves_nothing(hospitals, monkeypatch):
     """The program of ``on-request`` runs the code on the disk, which was pulled since the start."""
     config = hospitals.config()
 
-    def decides(*_: object) -> None:
+    def decides(*_):
         with monkeypatch.context() as on_disk:
             upgrade(on_disk, "pulled")
             hospitals.decide(config, "north")
@@ -394,7 +377,7 @@ def test_who_decides_about_other_code_than_the_process_has_approves_nothing(
     assert WAITING in hospitals.answer(config)
 
 
-def program(folder: Path, script: str) -> str:
+def program(folder, script):
     """Write a shell script that can be executed, and return its path."""
     file = folder / "tell me; exit"
     file.write_text(f"#!/bin/sh\n{script}\n")
@@ -403,8 +386,8 @@ def program(folder: Path, script: str) -> str:
 
 
 def test_an_operator_hears_of_a_request_once_and_again_after_an_upgrade(
-    hospitals: Hospitals, tmp_path: Path, monkeypatch: Patch
-) -> None:
+    hospitals, tmp_path, monkeypatch
+):
     """The program gets the id alone, whatever a run's settings have; no shell reads it."""
     told = tmp_path / "told"
     hospitals.nodes[NORTH]["on-request"] = program(tmp_path, f'echo "$#" "$@" >> {told}')
@@ -424,9 +407,7 @@ def test_an_operator_hears_of_a_request_once_and_again_after_an_upgrade(
     assert told.read_text() == 2 * line
 
 
-def test_an_operator_hears_of_a_refusal_once_a_day(
-    hospitals: Hospitals, tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_an_operator_hears_of_a_refusal_once_a_day(hospitals, tmp_path, monkeypatch):
     """The program of on-trouble gets the word ``refused``, however many runs are refused."""
     told = tmp_path / "told"
     hospitals.nodes[NORTH]["on-trouble"] = program(tmp_path, f'echo "$@" >> {told}')
@@ -466,8 +447,8 @@ def test_an_operator_hears_of_a_refusal_once_a_day(
 
 @pytest.mark.parametrize("script", ["", "exit 3", "sleep 60"])
 def test_an_operator_who_cannot_be_told_is_waited_for_all_the_same(
-    script: str, hospitals: Hospitals, tmp_path: Path, monkeypatch: Patch
-) -> None:
+    script, hospitals, tmp_path, monkeypatch
+):
     """The program of on-request fails, as the log says; the request waits and can be approved.
 
     Without a ``script`` there is no such program.
@@ -484,9 +465,7 @@ def test_an_operator_who_cannot_be_told_is_waited_for_all_the_same(
     assert hospitals.answer(config) == ""
 
 
-def test_new_code_of_a_package_is_asked_for_anew(
-    hospitals: Hospitals, tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_new_code_of_a_package_is_asked_for_anew(hospitals, tmp_path, monkeypatch):
     """A run names a metric of a package; a line more in it makes the approval void."""
     package = tmp_path / "ours_of_studies.py"
     package.write_text("def brier(scores, labels):\n    return 0.0\n")
@@ -503,9 +482,7 @@ def test_new_code_of_a_package_is_asked_for_anew(
         assert hospitals.answer(config) == ""
 
 
-def test_an_approval_ends_with_its_runs_and_its_days(
-    hospitals: Hospitals, monkeypatch: Patch
-) -> None:
+def test_an_approval_ends_with_its_runs_and_its_days(hospitals, monkeypatch):
     """North approves one Flower run until today, then a second run; after the day it is over."""
     monkeypatch.setattr(consent, "MOST_INTRODUCTIONS", 3)
     config = hospitals.config()
@@ -544,7 +521,7 @@ def test_an_approval_ends_with_its_runs_and_its_days(
     assert f"the approval ended on {YESTERDAY}; its operator runs protofl site approve" in over
 
 
-def test_an_approval_of_fewer_runs_than_have_begun_is_refused(hospitals: Hospitals) -> None:
+def test_an_approval_of_fewer_runs_than_have_begun_is_refused(hospitals):
     """It would approve nothing, and stop the run that is under way."""
     config = hospitals.config()
     study = Study.of(config).id
@@ -562,9 +539,7 @@ def test_an_approval_of_fewer_runs_than_have_begun_is_refused(hospitals: Hospita
 @pytest.mark.parametrize(
     ("options", "runs"), [(" --runs 1", 1), ("", 3)], ids=["one run", "any number"]
 )
-def test_a_server_asks_no_more_than_it_needs(
-    options: str, runs: int, hospitals: Hospitals, monkeypatch: Patch
-) -> None:
+def test_a_server_asks_no_more_than_it_needs(options, runs, hospitals, monkeypatch):
     """A site answers a limited number of messages of an approved run, as each costs a log line.
 
     Whether the server calls its messages one run's or many's makes no difference.
@@ -620,7 +595,7 @@ def test_a_server_asks_no_more_than_it_needs(
     assert not grid.asked(last_of_kind["query.best"]).has_error()
 
 
-def test_an_approval_bounds_how_often_figures_are_computed(hospitals: Hospitals) -> None:
+def test_an_approval_bounds_how_often_figures_are_computed(hospitals):
     """Figures that are rounded (min-class-samples) would else tell more in each evaluation.
 
     A run that plans more evaluations is refused before it begins.
@@ -648,7 +623,7 @@ def test_an_approval_bounds_how_often_figures_are_computed(hospitals: Hospitals)
     assert consent.read(hospitals.request(config)).evaluations == 0
 
 
-def test_a_final_evaluation_alone_counts_as_a_run(hospitals: Hospitals) -> None:
+def test_a_final_evaluation_alone_counts_as_a_run(hospitals):
     """A server could else ask for many, with weights of its choice, in runs that train nothing."""
     config = hospitals.config()
     hospitals.ask_and_decide(config, words="approve --runs 2")
@@ -665,7 +640,7 @@ def test_a_final_evaluation_alone_counts_as_a_run(hospitals: Hospitals) -> None:
     assert "all runs approved so far (2) have begun" in reasons[1]
 
 
-def test_no_approval_goes_beyond_the_runs_of_a_study(hospitals: Hospitals) -> None:
+def test_no_approval_goes_beyond_the_runs_of_a_study(hospitals):
     """The study says one run, its operators approve two: the second is refused for good."""
     config = signed(hospitals.config(study_runs=1))
     hospitals.ask_and_decide(config, words="approve --runs 2")
@@ -676,9 +651,7 @@ def test_no_approval_goes_beyond_the_runs_of_a_study(hospitals: Hospitals) -> No
     assert WAITING not in another_run
 
 
-def test_what_holds_of_an_approval_is_said_recorded_and_listed_for_programs(
-    hospitals: Hospitals,
-) -> None:
+def test_what_holds_of_an_approval_is_said_recorded_and_listed_for_programs(hospitals):
     """The study's limits hold where the operator's are wider."""
     purpose = "which valves leak"
     limits = {"until": TOMORROW, "runs": 2}
@@ -714,7 +687,7 @@ def test_what_holds_of_an_approval_is_said_recorded_and_listed_for_programs(
     assert "seconds" in asks
 
 
-def test_a_run_with_noise_asks_for_no_losses_and_no_seconds(hospitals: Hospitals) -> None:
+def test_a_run_with_noise_asks_for_no_losses_and_no_seconds(hospitals):
     hospitals.answer(hospitals.config(dp="sample", norm="group"))
 
     (private,) = json.loads(hospitals.shown("requests --json"))["requests"]
@@ -722,11 +695,9 @@ def test_a_run_with_noise_asks_for_no_losses_and_no_seconds(hospitals: Hospitals
     assert not re.search("losses|seconds", "\n".join(private["asks"]))
 
 
-def test_a_study_whose_sites_have_all_answered_does_not_wait(
-    hospitals: Hospitals, monkeypatch: Patch
-) -> None:
+def test_a_study_whose_sites_have_all_answered_does_not_wait(hospitals, monkeypatch):
     """South has denied, so nobody is left to wait for in the five minutes of join-timeout."""
-    pauses: list[float] = []
+    pauses = []
     monkeypatch.setattr("server_app.network.membership.time.sleep", pauses.append)
     config = hospitals.study(join_timeout=300.0, num_clients=0)
     hospitals.ask_and_decide(config, "east", "north")
@@ -738,7 +709,7 @@ def test_a_study_whose_sites_have_all_answered_does_not_wait(
     assert sum(pauses) < 30  # seconds, a tenth of join-timeout
 
 
-def test_no_stranger_ends_the_wait_for_a_site(hospitals: Hospitals, monkeypatch: Patch) -> None:
+def test_no_stranger_ends_the_wait_for_a_site(hospitals, monkeypatch):
     """South is away at first; four strangers say in its name that it comes not, or is there."""
     config = hospitals.study(num_clients=0)
     nodes = hospitals.nodes
@@ -747,10 +718,10 @@ def test_no_stranger_ends_the_wait_for_a_site(hospitals: Hospitals, monkeypatch:
     for stranger in (8, 9, 10, 11):
         nodes[stranger] = nodes[EAST]
 
-    def bring_south_back(seconds: float) -> None:
+    def bring_south_back(seconds):
         nodes[SOUTH] = south
 
-    def unsigned_card(message: Message, reply: Message) -> Message:
+    def unsigned_card(message, reply):
         card = ConfigRecord({"name": "south"})
         return Message(RecordDict({"site": card}), reply_to=message)
 
@@ -772,9 +743,7 @@ def test_no_stranger_ends_the_wait_for_a_site(hospitals: Hospitals, monkeypatch:
     assert "1 client cannot take part: site south: denied at south" in said
 
 
-def test_an_approval_for_what_the_site_refuses_and_a_changed_file_are_none(
-    hospitals: Hospitals,
-) -> None:
+def test_an_approval_for_what_the_site_refuses_and_a_changed_file_are_none(hospitals):
     """The operator's limits hold for approved runs; a request that somebody edited is not read."""
     config = hospitals.config(baselines="local")
     hospitals.answer(config)
@@ -798,15 +767,13 @@ def test_an_approval_for_what_the_site_refuses_and_a_changed_file_are_none(
     assert "StateError (state-dir): its state" in hospitals.answer(config)
 
 
-def test_requests_cannot_fill_a_disk_nor_come_of_other_defaults(
-    hospitals: Hospitals, monkeypatch: Patch
-) -> None:
+def test_requests_cannot_fill_a_disk_nor_come_of_other_defaults(hospitals, monkeypatch):
     """A site keeps a limited number of requests without a signer, and as many of each signer.
 
     So requests of one do not keep out those of others.
     """
 
-    def signed_by(name: str, seed: int) -> dict[str, Any]:
+    def signed_by(name, seed):
         """Return a run's settings, signed under this name, or by nobody if it is ""."""
         config = hospitals.config(seed=seed)
         if not name:
@@ -836,7 +803,7 @@ def test_requests_cannot_fill_a_disk_nor_come_of_other_defaults(
     assert len([*studies.glob("*.json")]) == 1 + 3 * 2  # one approved, and two of each waiting
 
 
-def test_a_site_with_data_of_its_own_asks_its_operator_unless_told() -> None:
+def test_a_site_with_data_of_its_own_asks_its_operator_unless_told():
     own = {"site-name": "north", "data-dir": "scans", "dataset": "image-folder"}
     share = {"site-name": "north", "partition-id": 0, "num-partitions": 3}
 
@@ -848,9 +815,7 @@ def test_a_site_with_data_of_its_own_asks_its_operator_unless_told() -> None:
         NodeConfig.of(own | {"approve": 1})
 
 
-def test_nothing_hides_behind_a_long_value_and_a_new_key_is_said(
-    hospitals: Hospitals, monkeypatch: Patch
-) -> None:
+def test_nothing_hides_behind_a_long_value_and_a_new_key_is_said(hospitals, monkeypatch):
     """Line breaks in a purpose of 2,000 letters, or in a package's row, forge no line."""
     weights = Weights(meaning="little\nprotected  all")
     monkeypatch.setitem(CATALOG["lg-fedavg"].exchange.up, "weights", weights)
@@ -872,7 +837,7 @@ def test_nothing_hides_behind_a_long_value_and_a_new_key_is_said(
     assert "that key has signed what was approved here" in hospitals.shown("requests")
 
 
-def test_a_bad_file_hides_no_other_request(hospitals: Hospitals) -> None:
+def test_a_bad_file_hides_no_other_request(hospitals):
     """One of two requests cannot be read; the other is shown in full, and can be denied."""
     config = hospitals.config(baselines="fedper", fedper__personal_layers=0)
     hospitals.answer(config)
@@ -888,9 +853,7 @@ def test_a_bad_file_hides_no_other_request(hospitals: Hospitals) -> None:
 
 
 # -- a study ---------------------------------------------------------------------------------------
-def test_a_study_of_two_opens_no_file_at_the_third_or_of_another_key(
-    hospitals: Hospitals, tmp_path: Path
-) -> None:
+def test_a_study_of_two_opens_no_file_at_the_third_or_of_another_key(hospitals, tmp_path):
     """A site that the study does not name, or names with another key, takes no part."""
     config = signed(hospitals.config(num_clients=0), sites=hospitals.keys("east", "north"))
     hospitals.ask_and_decide(config, "east", "north")
@@ -916,7 +879,7 @@ def test_a_study_of_two_opens_no_file_at_the_third_or_of_another_key(
     assert WAITING in hospitals.answer(config)
 
 
-def test_a_study_ends_on_its_last_day(hospitals: Hospitals) -> None:
+def test_a_study_ends_on_its_last_day(hospitals):
     """After it server and site refuse; on the day itself the study waits for approval."""
     config = signed(hospitals.config(), until=YESTERDAY)
     with pytest.raises(SettingsError, match="the study is over"):
@@ -931,12 +894,10 @@ def test_a_study_ends_on_its_last_day(hospitals: Hospitals) -> None:
 @pytest.mark.parametrize("protection", [
     {}, {"secagg": True}, {"dp": "sample", "dp_epsilon": 4.0, "norm": "group"},
 ], ids=["open", "secagg", "dp"])  # fmt: skip
-def test_a_run_goes_on_in_an_extension_of_its_study(
-    protection: dict[str, Any], hospitals: Hospitals
-) -> None:
+def test_a_run_goes_on_in_an_extension_of_its_study(protection, hospitals):
     """The run is interrupted in round 3 of 4, and its study is signed again with a later day."""
 
-    def in_study(until: str, runs: int) -> dict[str, Any]:
+    def in_study(until, runs):
         config = hospitals.config(
             rounds=4, run_name="mine", min_clients=3, study_runs=runs, **protection
         )
@@ -957,9 +918,7 @@ def test_a_run_goes_on_in_an_extension_of_its_study(
     assert all(row["valid"] == 3 and not row["failed"] for row in outcome.rows)
 
 
-def assert_refused_before_anybody_asks(
-    hospitals: Hospitals, config: dict[str, Any], why: str, site: str
-) -> None:
+def assert_refused_before_anybody_asks(hospitals, config, why, site):
     """The check and the approval of a study's file, and the list of requests, say ``why``.
 
     The study may still be denied.
@@ -993,9 +952,7 @@ ONE_KEY = f"east:{'A' * 43}, ost:{'A' * 42}B"
     ({"lr": 0.5}, "study-signature: not jane:"),
     ({"study-runs": 9}, "study-signature: not jane:"),
 ])  # fmt: skip
-def test_a_wrong_study_or_signature_is_refused_on_both_sides(
-    wrong: dict[str, Any], text: str, hospitals: Hospitals
-) -> None:
+def test_a_wrong_study_or_signature_is_refused_on_both_sides(wrong, text, hospitals):
     config = signed(hospitals.config()) | wrong
 
     with pytest.raises(SettingsError, match=text):
@@ -1003,9 +960,7 @@ def test_a_wrong_study_or_signature_is_refused_on_both_sides(
     assert re.search(text, hospitals.answer(config))
 
 
-def test_who_calls_itself_by_the_name_of_another_site_is_not_that_site(
-    hospitals: Hospitals,
-) -> None:
+def test_who_calls_itself_by_the_name_of_another_site_is_not_that_site(hospitals):
     """A thief takes the name of north: our code at the thief's node refuses to run.
 
     With code of its own the thief sends north's introduction with another signature, and the
@@ -1018,9 +973,9 @@ def test_who_calls_itself_by_the_name_of_another_site_is_not_that_site(
     with pytest.raises(FederationError, match="does not name north, or names another key of it"):
         run_federation(config, nodes=thief)
 
-    cards: list[ConfigRecord] = []
+    cards = []
 
-    def forge_card(message: Message, reply: Message) -> Message:
+    def forge_card(message, reply):
         if message.metadata.message_type != MessageType.QUERY:
             return reply
         if message.metadata.dst_node_id == NORTH:
@@ -1040,8 +995,8 @@ def test_who_calls_itself_by_the_name_of_another_site_is_not_that_site(
 @pytest.mark.parametrize(("stage", "record"), [("query.advertise", SECAGG), ("train", NEXT_SUM)])
 @pytest.mark.parametrize("server", ["honest", "hostile"])
 def test_a_sum_is_with_no_other_than_sites_of_the_study(
-    server: str, stage: str, record: str, hospitals: Hospitals, monkeypatch: Patch
-) -> None:
+    server, stage, record, hospitals, monkeypatch
+):
     """A server that puts keys of its own in the place of north's gets no sum.
 
     This holds whether or not it checks them itself.
@@ -1051,7 +1006,7 @@ def test_a_sum_is_with_no_other_than_sites_of_the_study(
     config = hospitals.study(secagg=True, rounds=3, min_clients=3, run_name="false")
     hospitals.ask_and_decide(config)
 
-    def swap_keys(message: Message, reply: Message) -> Message:
+    def swap_keys(message, reply):
         """Exchange north's two public keys of 32 bytes, which its signature comes after."""
         keys = reply.content.config_records[record]
         signed_keys = keys["north"]
@@ -1079,9 +1034,7 @@ def test_a_sum_is_with_no_other_than_sites_of_the_study(
         assert unsigned in rows[0]["refused"]["north"]
 
 
-def test_a_file_is_signed_by_ssh_key_and_shown_in_words(
-    hospitals: Hospitals, tmp_path: Path, capsys: Printed
-) -> None:
+def test_a_file_is_signed_by_ssh_key_and_shown_in_words(hospitals, tmp_path, capsys):
     """`protofl study sign` and `show`: unsigned, signed twice, changed after it, without a key."""
     key = ssh_key(tmp_path)
     file = tmp_path / "study.toml"
@@ -1117,15 +1070,15 @@ def test_a_file_is_signed_by_ssh_key_and_shown_in_words(
     ("bcrypt", "and nobody can type it"),
 ])  # fmt: skip
 def test_a_passphrase_that_cannot_be_asked_for_is_one_clear_error(
-    package: str | None, why: str, tmp_path: Path, monkeypatch: Patch
-) -> None:
+    package, why, tmp_path, monkeypatch
+):
     """The environment need not have bcrypt, and a container without a terminal has no input."""
     key = ssh_key(tmp_path)
 
-    def is_encrypted(content: bytes, password: None) -> None:
+    def is_encrypted(content, password):
         raise TypeError("Key is password-protected, but password was not provided.")
 
-    def no_input(prompt: str) -> str:
+    def no_input(prompt):
         raise EOFError
 
     module = "protofl_common.tools.ssh_key"
@@ -1142,9 +1095,7 @@ def test_a_passphrase_that_cannot_be_asked_for_is_one_clear_error(
     assert "--tty" not in str(refused.value)
 
 
-def test_a_check_takes_a_study_and_says_if_it_names_the_site(
-    hospitals: Hospitals, tmp_path: Path, capsys: Printed
-) -> None:
+def test_a_check_takes_a_study_and_says_if_it_names_the_site(hospitals, tmp_path, capsys):
     """`protofl site check` finds no fault in a study that names the site, and peers it knows."""
     settings = 'study = "heart"\nalgo = "fedproto"\npartition = "own"\nmodels = "cnn4"\n'
     settings += "image-size = 8\nsecagg = true\n"
@@ -1165,9 +1116,7 @@ def test_a_check_takes_a_study_and_says_if_it_names_the_site(
     assert "this site knows 0 of the others" in hospitals.shown(f"check {file}", status=1)
 
 
-def test_where_a_site_names_operators_only_their_signed_decisions_count(
-    hospitals: Hospitals, tmp_path: Path
-) -> None:
+def test_where_a_site_names_operators_only_their_signed_decisions_count(hospitals, tmp_path):
     """North's node config names omar and jane: an approval from before no longer counts.
 
     Jane's does, and changes of it on the disk, or of its line in the log, are found.
@@ -1217,8 +1166,8 @@ def test_where_a_site_names_operators_only_their_signed_decisions_count(
 
 
 def test_a_key_that_the_sites_user_cannot_read_comes_on_standard_input(
-    hospitals: Hospitals, tmp_path: Path, monkeypatch: Patch
-) -> None:
+    hospitals, tmp_path, monkeypatch
+):
     """Jane types commands as the SuperNode's user, who must not have her key in a file."""
     key = ssh_key(tmp_path)
     content = key.read_bytes()
@@ -1227,7 +1176,7 @@ def test_a_key_that_the_sites_user_cannot_read_comes_on_standard_input(
     hospitals.nodes[NORTH]["operators"] = f"jane:{key_as_text(JANE.public_key())}"
     hospitals.answer(config)
 
-    def unreadable(path: Path) -> bytes:
+    def unreadable(path):
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
     with monkeypatch.context() as patch:
@@ -1241,9 +1190,7 @@ def test_a_key_that_the_sites_user_cannot_read_comes_on_standard_input(
     assert f" by jane:{key_as_text(JANE.public_key())}" in hospitals.shown("requests")
 
 
-def test_what_an_operator_who_has_left_decided_is_told_to_the_others(
-    hospitals: Hospitals, tmp_path: Path
-) -> None:
+def test_what_an_operator_who_has_left_decided_is_told_to_the_others(hospitals, tmp_path):
     """Jane has denied a study; north's node config names omar alone since she has left.
 
     The study waits for omar. He hears of it by on-trouble, and reads that it was denied.
@@ -1268,7 +1215,7 @@ def test_what_an_operator_who_has_left_decided_is_told_to_the_others(
     assert re.search(f"denied .* by {jane}, which counts no more, as it lacks the signature", shown)
 
 
-def ssh_key(folder: Path, key: Ed25519PrivateKey = JANE) -> Path:
+def ssh_key(folder, key=JANE):
     """Write somebody's private key as `ssh-keygen` does, and return the file."""
     file = folder / f"{key_as_text(key.public_key())}.ssh"
     pem = key.private_bytes(form.Encoding.PEM, form.PrivateFormat.OpenSSH, form.NoEncryption())
@@ -1276,7 +1223,7 @@ def ssh_key(folder: Path, key: Ed25519PrivateKey = JANE) -> Path:
     return file
 
 
-def test_a_signature_serves_one_study_one_run_and_one_algorithm_only(hospitals: Hospitals) -> None:
+def test_a_signature_serves_one_study_one_run_and_one_algorithm_only(hospitals):
     """North signs keys for a sum in run 7: no other study, run, site, algorithm or sum."""
     heart = Settings.from_run_config(hospitals.study(seed=1)).study
     other = Settings.from_run_config(hospitals.study(seed=2)).study
@@ -1294,7 +1241,7 @@ def test_a_signature_serves_one_study_one_run_and_one_algorithm_only(hospitals: 
         assert not is_from_site(heart, "north", 7, text_to_sign(algo, number, keys), signature)
 
 
-def test_half_a_key_is_damaged(hospitals: Hospitals) -> None:
+def test_half_a_key_is_damaged(hospitals):
     """A site whose key file is cut short says so, and makes no new key by itself."""
     consent.site_key(hospitals.consent("north"), make=True)
     (hospitals.consent("north") / "site.key").write_text("ab")
@@ -1303,7 +1250,7 @@ def test_half_a_key_is_damaged(hospitals: Hospitals) -> None:
     assert damaged in hospitals.shown("key", status=1)
 
 
-def test_a_study_does_not_go_on_from_another_studys_model(hospitals: Hospitals) -> None:
+def test_a_study_does_not_go_on_from_another_studys_model(hospitals):
     """A server may name any Flower run as this one's beginning, also one of another study.
 
     In round 3 run 8 claims to go on with run 7 after its round 2.
@@ -1313,7 +1260,7 @@ def test_a_study_does_not_go_on_from_another_studys_model(hospitals: Hospitals) 
     history = RunHistory(8, ((7, 2),))
     instructions = pack_instructions(Instructions(3, "run", history))
 
-    def states(seed: int) -> StateFolder:
+    def states(seed):
         """Return east's states in round 3 of a study with this seed, which makes it another."""
         config = hospitals.study(seed=seed, rounds=3)
         content = RecordDict({"round": instructions})
@@ -1330,9 +1277,7 @@ def test_a_study_does_not_go_on_from_another_studys_model(hospitals: Hospitals) 
         states(2).load(3, "cnn4", cpu)
 
 
-def test_a_server_that_shows_each_site_a_few_others_gets_no_sum(
-    hospitals: Hospitals, monkeypatch: Patch
-) -> None:
+def test_a_server_that_shows_each_site_a_few_others_gets_no_sum(hospitals, monkeypatch):
     """The study has eight sites, of which six must stay to the end of a sum (secagg-threshold).
 
     The server names only three to each, among which three would be enough.
@@ -1356,26 +1301,26 @@ def test_a_server_that_shows_each_site_a_few_others_gets_no_sum(
 
 
 # -- the audit log ---------------------------------------------------------------------------------
-def log_with(folder: Path, lines: int) -> Path:
+def log_with(folder, lines):
     """Write an audit log of so many lines into a folder, and return the file."""
     for number in range(lines):
         audit.append(folder, study="s", kind="train", round=number, sent={"report": 8}, sha256="0")
     return folder / audit.FILE
 
 
-def problems_in(path: Path) -> list[str]:
+def problems_in(path):
     return [problem for _, _, problem in audit.entries(path) if problem]
 
 
-def swap_two(lines: list[str]) -> list[str]:
+def swap_two(lines):
     return [*lines[:2], lines[3], lines[2], *lines[4:]]
 
 
-def edit_one(lines: list[str]) -> list[str]:
+def edit_one(lines):
     return [*lines[:2], lines[2].replace('"round": 2', '"round": 9'), *lines[3:]]
 
 
-TAMPERINGS: dict[str, tuple[Callable[[list[str]], list[str]], int]] = {
+TAMPERINGS = {
     "a line deleted": (lambda lines: lines[:2] + lines[3:], 3),
     "two lines swapped": (swap_two, 3),
     "a line edited": (edit_one, 4),
@@ -1391,7 +1336,7 @@ TAMPERINGS: dict[str, tuple[Callable[[list[str]], list[str]], int]] = {
 
 
 @pytest.mark.parametrize("tampering", TAMPERINGS)
-def test_a_log_that_somebody_changed_is_found_out(tampering: str, hospitals: Hospitals) -> None:
+def test_a_log_that_somebody_changed_is_found_out(tampering, hospitals):
     """Each line has the hash of the one before it, so every change but a cut end shows."""
     log = log_with(hospitals.consent("north"), 6)
     hospitals.shown("audit")
@@ -1402,9 +1347,7 @@ def test_a_log_that_somebody_changed_is_found_out(tampering: str, hospitals: Hos
         assert f"line {line} " in hospitals.shown(command, status=1)
 
 
-def test_what_was_cut_off_is_found_by_comparison_with_what_the_server_has_seen(
-    hospitals: Hospitals,
-) -> None:
+def test_what_was_cut_off_is_found_by_comparison_with_what_the_server_has_seen(hospitals):
     """A log without its last line looks whole; the server has kept the heads that it has seen."""
     config = hospitals.config(rounds=2)
     hospitals.ask_and_decide(config)
@@ -1447,8 +1390,8 @@ def test_what_was_cut_off_is_found_by_comparison_with_what_the_server_has_seen(
 
 @pytest.mark.parametrize("secagg", [False, True], ids=["open", "secagg"])
 def test_a_site_whose_folder_is_older_than_the_servers_memory_answers_no_round(
-    secagg: bool, hospitals: Hospitals, tmp_path: Path
-) -> None:
+    secagg, hospitals, tmp_path
+):
     """The folder is a copy of ``state-dir`` from before a run, or an empty one with the old key."""
     config = hospitals.study(min_clients=2, secagg=secagg)
     hospitals.ask_and_decide(config)
@@ -1477,7 +1420,7 @@ def test_a_site_whose_folder_is_older_than_the_servers_memory_answers_no_round(
     assert last_refusal
 
 
-def failure_of_north(hospitals: Hospitals, config: dict[str, Any], run_id: int) -> str:
+def failure_of_north(hospitals, config, run_id):
     """Return why north fails in the first round of a run of all three, which it then removes."""
     with suppress(FederationError):  # two are too few for a secure sum
         hospitals.federate(config, run_id=run_id)
@@ -1487,9 +1430,7 @@ def failure_of_north(hospitals: Hospitals, config: dict[str, Any], run_id: int) 
     return row["failed"]["north"]
 
 
-def test_a_server_that_lies_about_a_log_stops_itself_and_nothing_else(
-    hospitals: Hospitals,
-) -> None:
+def test_a_server_that_lies_about_a_log_stops_itself_and_nothing_else(hospitals):
     """The site refuses, reads no data, and then answers an honest server as before."""
     config = hospitals.config()
     hospitals.ask_and_decide(config)
@@ -1501,7 +1442,7 @@ def test_a_server_that_lies_about_a_log_stops_itself_and_nothing_else(
     files = files_in(hospitals.state("north"))
     OPENED.clear()  # of the files that are opened, only those from here on count
 
-    false_heads: list[Any] = ["0" * 64, "f" * 63, "../../etc", 5, b"x", ["a"]]
+    false_heads = ["0" * 64, "f" * 63, "../../etc", 5, b"x", ["a"]]
     for head in false_heads:
         content = RecordDict({**message.content, SEEN: ConfigRecord({"north": head})})
         lie = Message(content, NORTH, MessageType.TRAIN)
@@ -1515,16 +1456,14 @@ def test_a_server_that_lies_about_a_log_stops_itself_and_nothing_else(
     assert reason_in(grid.asked(message)) == ""
 
 
-def files_in(folder: Path) -> set[tuple[Path, bytes]]:
+def files_in(folder):
     return {(path, path.read_bytes()) for path in folder.rglob("*") if path.is_file()}
 
 
 @pytest.mark.parametrize(
     "number", ["9" * 300_000, b"bytes", -1, 2.5, [1, 2]], ids=lambda number: str(number)[:9]
 )
-def test_what_a_message_says_of_its_round_does_not_break_the_log(
-    number: Any, hospitals: Hospitals
-) -> None:
+def test_what_a_message_says_of_its_round_does_not_break_the_log(number, hospitals):
     """A round that is no number, and texts of 300,000 letters, make short lines in the log."""
     grid = LocalGrid(hospitals.config(seed=number), hospitals.nodes, run_id=5)
     content = RecordDict({"round": ConfigRecord({"round": number, "run_name": "x" * 300_000})})
@@ -1538,9 +1477,7 @@ def test_what_a_message_says_of_its_round_does_not_break_the_log(
     assert not problems_in(log)
 
 
-def test_refusals_do_not_fill_the_log_and_what_it_lacks_stays(
-    hospitals: Hospitals, monkeypatch: Patch
-) -> None:
+def test_refusals_do_not_fill_the_log_and_what_it_lacks_stays(hospitals, monkeypatch):
     """A refusal that repeats is written at its times 1, 2, 4, 8 …
 
     After two different ones in a day, all others are counted together, and the server is not told
@@ -1548,7 +1485,7 @@ def test_refusals_do_not_fill_the_log_and_what_it_lacks_stays(
     """
     monkeypatch.setattr(audit, "MOST_REFUSALS", 2)
 
-    def reasons_for(configs: Iterable[dict[str, Any]]) -> list[str]:
+    def reasons_for(configs):
         return [hospitals.answer(config) for config in configs]
 
     first = hospitals.config(seed=0)
@@ -1592,7 +1529,7 @@ def test_refusals_do_not_fill_the_log_and_what_it_lacks_stays(
     assert ("rounds = 4000" in since_tomorrow) == ("rounds = 5000" not in since_tomorrow)
 
 
-def test_a_log_survives_a_kill_in_the_middle_of_a_line(tmp_path: Path) -> None:
+def test_a_log_survives_a_kill_in_the_middle_of_a_line(tmp_path):
     """Half a line at the end is reported, and the next entry takes its place."""
     path = log_with(tmp_path, 3)
     path.write_text(path.read_text() + '{"time": "2026')
@@ -1606,14 +1543,14 @@ def test_a_log_survives_a_kill_in_the_middle_of_a_line(tmp_path: Path) -> None:
     assert len(path.read_text().splitlines()) == 4
 
 
-def test_what_cannot_be_recorded_does_not_leave(hospitals: Hospitals, monkeypatch: Patch) -> None:
+def test_what_cannot_be_recorded_does_not_leave(hospitals, monkeypatch):
     """Where the disk is full, so that the audit log cannot be written, no introduction is sent."""
     config = hospitals.config()
     hospitals.ask_and_decide(config, "north")
 
     assert hospitals.answer(config) == ""
 
-    def fail_for_the_log(descriptor: int) -> None:
+    def fail_for_the_log(descriptor):
         if os.readlink(f"/proc/self/fd/{descriptor}").endswith(audit.FILE):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

@@ -3,19 +3,14 @@
 import json
 from dataclasses import replace
 from html import unescape
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from flwr.app import MessageType
 
-from client_app.algorithms.base import ClientAlgorithm
 from client_app.app import evaluate_model
 from client_app.learning.evaluation import Evaluation
-from client_app.site.workshop import Workshop
-from client_app.trained_model import EvaluatedModel
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.models.trained import TrainedModel
@@ -27,18 +22,17 @@ from protofl_common.runs.over_clients import over_clients
 from protofl_common.tools.tables.figure import Figure
 from tests.support.accidents import Killed, on_message
 from tests.support.commands import exported, output
-from tests.support.given import Patch, Printed
-from tests.support.harness import RUN_ID, Outcome, federate, run_config, run_federation
+from tests.support.harness import RUN_ID, federate, run_config, run_federation
 from tests.support.results import without_times
 
 
 @pytest.fixture(autouse=True)
-def _one_figure(monkeypatch: Patch) -> None:
+def _one_figure(monkeypatch):
     """Let a report have one figure: all take seconds a page, and `tests/unit/report` draws them."""
     monkeypatch.setattr("protofl_common.report.page.FIGURES", {"Accuracy": (charts.means,)})
 
 
-def north_and_south(folder: Path) -> dict[int, dict[str, Any]]:
+def north_and_south(folder):
     """Return node configs of two sites whose tables mark their test and validation samples."""
     own = {"dataset": "arrays", "classes": "0,1", "test-from": "official-own"}
     nodes = {}
@@ -49,13 +43,11 @@ def north_and_south(folder: Path) -> dict[int, dict[str, Any]]:
 
 
 SITES = ("north", "south")
-SMALL: dict[str, Any] = {"models": "mnist-cnn", "train_samples": 20, "test_samples": 20}
+SMALL = {"models": "mnist-cnn", "train_samples": 20, "test_samples": 20}
 
 
 @pytest.mark.parametrize("algo", ["fedproto", "fedrep"])
-def test_validation_figures_stand_beside_those_of_test_data(
-    algo: str, tmp_path: Path, capsys: Printed
-) -> None:
+def test_validation_figures_stand_beside_those_of_test_data(algo, tmp_path, capsys):
     """In the rows, the summary, what is printed, and the report.
 
     Each of three clients has 20 training samples, of which 30 % (6) are for validation.
@@ -109,7 +101,7 @@ def test_validation_figures_stand_beside_those_of_test_data(
     assert "<td>head, validation</td>" in shown
 
 
-def test_clients_too_small_for_validation_are_told(tmp_path: Path, capsys: Printed) -> None:
+def test_clients_too_small_for_validation_are_told(tmp_path, capsys):
     """South's table marks no validation samples; figures on validation data are those of north."""
     rows = ["label,split,x", *(f"{i % 2},train,{i}" for i in range(8)), "0,test,1", "1,test,2"]
     (tmp_path / "south.csv").write_text("\n".join(rows))
@@ -130,7 +122,7 @@ def test_clients_too_small_for_validation_are_told(tmp_path: Path, capsys: Print
     assert outcome.summary["best-accuracy"]["head"]["chosen-on"] == "validation"
 
 
-def planted_config(folder: Path, **settings: Any) -> dict[str, Any]:
+def planted_config(folder, **settings):
     """Write the tables of two sites, and return the settings of a run on them.
 
     Validation samples have the label of the other class, so the better a model is on test data,
@@ -162,12 +154,12 @@ def planted_config(folder: Path, **settings: Any) -> dict[str, Any]:
     return run_config(folder, **small | settings)
 
 
-def run_planted(folder: Path, **settings: Any) -> Outcome:
+def run_planted(folder, **settings):
     """Run on the tables of `planted_config` at both sites."""
     return run_federation(planted_config(folder, **settings), nodes=north_and_south(folder))
 
 
-def best_of_run(outcome: Outcome, where: str) -> int:
+def best_of_run(outcome, where):
     """Return after which round the mean accuracy of the clients was highest, the first of several.
 
     ``where`` is ``accuracy`` (on test data) or ``validation``. Row 0 is evaluated before training.
@@ -176,13 +168,13 @@ def best_of_run(outcome: Outcome, where: str) -> int:
     return means.index(max(means))
 
 
-def kept(folder: Path, site: str = "north", file_name: str = BEST) -> TrainedModel:
+def kept(folder, site="north", file_name=BEST):
     """Return the best model that a site has kept of its only run, or another that it has stored."""
     (file,) = folder.glob(f"{site}/mine-*/clients/{site}/{file_name}")
     return TrainedModel.read(file)
 
 
-def assert_same_weights(found: TrainedModel, wanted: TrainedModel) -> None:
+def assert_same_weights(found, wanted):
     for name, value in wanted.weights.items():
         assert torch.equal(found.weights[name], value), name
 
@@ -195,16 +187,14 @@ The first highest is that of the third evaluation, after two rounds.
 
 
 @pytest.mark.parametrize(("algo", "scripted"), [("fedavg", ()), ("fedproto", PLANTED)])
-def test_validation_data_decide(
-    algo: str, scripted: tuple[int, ...], tmp_path: Path, monkeypatch: Patch, capsys: Printed
-) -> None:
+def test_validation_data_decide(algo, scripted, tmp_path, monkeypatch, capsys):
     """They decide which round is best, when a run stops early, and which model is kept.
 
     For FedAvg the data are such that test data would choose another round. For FedProto the numbers
     of right predictions on validation data are made up, `PLANTED`.
     """
 
-    def evaluate_as_planted(work: Workshop, algorithm: ClientAlgorithm[Any]) -> EvaluatedModel:
+    def evaluate_as_planted(work, algorithm):
         correct = {}
         if len(work.validation_set):
             correct["head"] = scripted[algorithm.round - 1]
@@ -256,9 +246,7 @@ def test_validation_data_decide(
 
 
 @pytest.mark.parametrize(("kind", "number"), [(MessageType.TRAIN, 2), (MessageType.EVALUATE, None)])
-def test_early_stopping_and_the_kept_model_survive_a_stop(
-    kind: str, number: int | None, tmp_path: Path
-) -> None:
+def test_early_stopping_and_the_kept_model_survive_a_stop(kind, number, tmp_path):
     """The server is killed in the second round, or in the final evaluation."""
     wanted = run_planted(tmp_path / "whole", early_stopping=2)
     config = planted_config(tmp_path / "stopped", early_stopping=2)
@@ -276,9 +264,7 @@ def test_early_stopping_and_the_kept_model_survive_a_stop(
     assert_same_weights(kept(tmp_path / "whole"), kept(tmp_path / "stopped"))
 
 
-def test_keeping_the_best_model_changes_nothing_and_needs_no_validation_data(
-    tmp_path: Path, capsys: Printed
-) -> None:
+def test_keeping_the_best_model_changes_nothing_and_needs_no_validation_data(tmp_path, capsys):
     """Without validation data the best model is chosen on test data.
 
     The run, its report and the exported model say so.
@@ -330,17 +316,15 @@ def test_keeping_the_best_model_changes_nothing_and_needs_no_validation_data(
      "(min-class-samples)"),
 ])  # fmt: skip
 def test_settings_of_early_stopping_and_validation_that_cannot_be_are_refused(
-    settings: dict[str, Any], reason: str, tmp_path: Path
-) -> None:
+    settings, reason, tmp_path
+):
     with pytest.raises(SettingsError) as error:
         federate(tmp_path, clients=2, **SMALL, **settings)
     assert reason in str(error.value)
 
 
 @pytest.mark.parametrize("secagg", [False, True])
-def test_a_metric_that_validation_data_never_give_cannot_end_a_run(
-    secagg: bool, tmp_path: Path
-) -> None:
+def test_a_metric_that_validation_data_never_give_cannot_end_a_run(secagg, tmp_path):
     """All validation samples are of class 1, so they have no AUC: early-stopping is refused."""
     parts = ("train,0", "train,1", "test,0", "test,1", "validation,1")
     lines = ["client,split,label,x"]
@@ -369,9 +353,7 @@ def test_a_metric_that_validation_data_never_give_cannot_end_a_run(
         run_federation(config, clients=3)
 
 
-def test_a_round_without_an_evaluation_does_not_say_that_a_figure_is_missing(
-    tmp_path: Path,
-) -> None:
+def test_a_round_without_an_evaluation_does_not_say_that_a_figure_is_missing(tmp_path):
     """A run does not end because its first rounds lack the figure of early-stopping-metric.
 
     In the first round there are no prototypes to predict with, and in the second no evaluation.
@@ -385,12 +367,12 @@ def test_a_round_without_an_evaluation_does_not_say_that_a_figure_is_missing(
 
 @pytest.mark.long
 @pytest.mark.parametrize("algo", CATALOG)
-def test_every_algorithm_stops_early_and_keeps_its_best_model(algo: str, tmp_path: Path) -> None:
+def test_every_algorithm_stops_early_and_keeps_its_best_model(algo, tmp_path):
     """With a learning rate of next to nothing the next round is no better, and the run stops.
 
     Where the server trains, it may go on.
     """
-    settings: dict[str, Any] = SMALL | {
+    settings = SMALL | {
         "algo": algo,
         "validation_fraction": 0.3,
         "early_stopping": 1,
@@ -414,7 +396,7 @@ def test_every_algorithm_stops_early_and_keeps_its_best_model(algo: str, tmp_pat
     assert [model.card.round for model in models] == [best["after"]] * 3
 
 
-def uneven(folder: Path, counts: tuple[int, int], nodes: Any = None, **settings: Any) -> Outcome:
+def uneven(folder, counts, nodes=None, **settings):
     """Make a run of one round of FedProto on a table with so many samples of two classes."""
     file = folder / "data.npz"
     labels = np.repeat([0, 1], counts)
@@ -430,9 +412,7 @@ def uneven(folder: Path, counts: tuple[int, int], nodes: Any = None, **settings:
     return federate(folder, clients=3, nodes=nodes, algo="fedproto", rounds=1, **data | settings)
 
 
-def test_balanced_accuracy_stands_everywhere(
-    tmp_path: Path, capsys: Printed, monkeypatch: Patch
-) -> None:
+def test_balanced_accuracy_stands_everywhere(tmp_path, capsys, monkeypatch):
     """Where one class has more than twice the samples of another, it is measured unasked.
 
     It stands in the rows, in what is printed and in the report.
@@ -457,14 +437,12 @@ def test_balanced_accuracy_stands_everywhere(
 @pytest.mark.parametrize(
     ("most", "settings"), [(120, {}), (130, {"secagg": True}), (130, {"dp": "sample"})]
 )
-def test_even_or_hidden_classes_have_no_balanced_accuracy(
-    most: int, settings: dict[str, Any], tmp_path: Path
-) -> None:
+def test_even_or_hidden_classes_have_no_balanced_accuracy(most, settings, tmp_path):
     """Not with 120 samples beside 60, nor where protections hide how many there are of each."""
     assert not uneven(tmp_path, (most, 60), **settings).summary["metrics"]
 
 
-def test_no_site_with_an_operator_sends_balanced_accuracy_unasked(tmp_path: Path) -> None:
+def test_no_site_with_an_operator_sends_balanced_accuracy_unasked(tmp_path):
     own = {"dataset": "arrays", "data-dir": str(tmp_path / "data.npz"), "classes": "a,b"}
     nodes = {1000 + n: {"site-name": f"site-{n}", "arch": "mlp-1", **own} for n in range(2)}
     assert not uneven(tmp_path, (130, 60), nodes, partition="own", num_clients=2).summary["metrics"]

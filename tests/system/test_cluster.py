@@ -3,9 +3,7 @@
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import psutil
 import pytest
@@ -22,7 +20,7 @@ CLIENTS = 4
 
 
 @contextmanager
-def ray_node(folder: Path, *options: str) -> Iterator[subprocess.Popen[bytes]]:
+def ray_node(folder, *options):
     """Run a Ray node for one client at a time during the block; all its files are in ``folder``."""
     copies = folder / "copies"
     copies.mkdir(parents=True)
@@ -37,16 +35,14 @@ def ray_node(folder: Path, *options: str) -> Iterator[subprocess.Popen[bytes]]:
         yield started
 
 
-def kill_at_once(started: subprocess.Popen[bytes]) -> None:
+def kill_at_once(started):
     """Kill a node as a power cut would: all of its processes, without a signal to end."""
     parent = psutil.Process(started.pid)
     for one in [*parent.children(recursive=True), parent]:
         one.kill()
 
 
-def test_a_killed_node_changes_no_bit_of_what_one_machine_computes(
-    short: str, tmp_path: Path
-) -> None:
+def test_a_killed_node_changes_no_bit_of_what_one_machine_computes(short, tmp_path):
     """One of two nodes is killed after round 1, and the run leaves what one process leaves."""
     settings = {"algo": "fedproto", "models": "mlp-1", "rounds": 3, "run-name": "mine"}
     settings |= {"dataset": "digits", "partition": "iid", "report": False, **CACHE}

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.system
 TINY = ("algo=local", "dataset=digits", "partition=iid", "local-epochs=1", "--clients", "2")
 
 
-def ended(number: int) -> bool:
+def ended(number):
     """True if there is no process with this number any more, or only its exit status is left."""
     try:
         _name, _, state_and_more = Path(f"/proc/{number}/stat").read_text().rpartition(") ")
@@ -25,9 +25,7 @@ def ended(number: int) -> bool:
 
 
 @pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_a_run_that_is_stopped_or_killed_leaves_no_process(
-    kind: signal.Signals, tmp_path: Path
-) -> None:
+def test_a_run_that_is_stopped_or_killed_leaves_no_process(kind, tmp_path):
     """Stopped in its second round it ends at once, with the usual status and how to go on.
 
     The processes that simulate its clients end as well, even if it is killed.

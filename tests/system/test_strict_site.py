@@ -4,9 +4,7 @@ Their operators approve a study while it waits.
 """
 
 import json
-from collections.abc import Mapping
 from contextlib import ExitStack
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -28,7 +26,7 @@ PROTOFL = str(BIN / "protofl")
 SITES = ("east", "north", "south")
 
 
-def facts(folder: Path, site: str) -> str:
+def facts(folder, site):
     """Write a table of 60 patients, and return the site's node config as its operator types it.
 
     It has every key but peers and those of partitions.
@@ -61,7 +59,7 @@ def facts(folder: Path, site: str) -> str:
     )
 
 
-def strange_folder(folder: Path) -> Path:
+def strange_folder(folder):
     """Make a folder with modules of the same names as the project's, which leave a trace.
 
     Python would import them first if it looked for modules in the working directory.
@@ -73,7 +71,7 @@ def strange_folder(folder: Path) -> Path:
     return folder
 
 
-def study(folder: Path, sites: Mapping[str, str]) -> Path:
+def study(folder, sites):
     """Write a study that Jane has signed, and return its file; its run keeps what the sites demand.
 
     ``sites``: site -> ``name:public key``.
@@ -112,12 +110,12 @@ def study(folder: Path, sites: Mapping[str, str]) -> Path:
     return file
 
 
-def done(folder: Path, *words: str) -> str:
+def done(folder, *words):
     """Run ``protofl site`` with these words, and return what it prints; it must succeed."""
     return output_of([PROTOFL, "site", *words], environment(folder / "home"), folder)
 
 
-def test_sites_with_all_keys_and_both_demands_take_part_in_what_is_approved(tmp_path: Path) -> None:
+def test_sites_with_all_keys_and_both_demands_take_part_in_what_is_approved(tmp_path):
     """They are started in folders with modules named as the project's: no line of these runs."""
     nodes = {site: facts(tmp_path, site) for site in SITES}
     keys = {}
@@ -165,7 +163,7 @@ def test_sites_with_all_keys_and_both_demands_take_part_in_what_is_approved(tmp_
     assert "12 test samples, 2 classes: sick, well" in checked  # a fifth of 60
 
 
-def assert_what_the_operator_sees(folder: Path, site: str, node: str, run: Path) -> None:
+def assert_what_the_operator_sees(folder, site, node, run):
     """The ledgers and the log tell of the run; what it keeps can be purged, but not the ledgers."""
     ledgers = list((folder / site / "state" / "privacy").glob("*.json"))
     assert len(ledgers) == 2  # of the site's name, and of its data
