@@ -4,10 +4,12 @@ Of the rows of metrics what both have is compared, and the models that the clien
 model must not use random numbers (dropout), or the private model draws others than it does alone.
 """
 
+from functools import cache
+
 import pytest
 
 from protofl_common.experiment.catalog import CATALOG
-from tests.support.harness import run_config, run_federation
+from tests.support.harness import federate
 from tests.support.plain import CLIENTS
 from tests.support.results import assert_same_models, metrics, models_left
 
@@ -41,25 +43,20 @@ SMALL = {"train_samples": 45, "test_samples": 30}
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """Return a function (algorithm, models, further settings) -> a small run, each made once."""
-    known = {}
 
-    def once(algo, models, settings):
-        name = f"{algo} {models} {settings}"
-        if name not in known:
-            folder = tmp_path_factory.mktemp("run")
-            config = run_config(folder, algo=algo, models=models, **SMALL, **settings)
-            known[name] = run_federation(config, clients=CLIENTS)
-        return known[name]
+    def once(algo, models, **settings):
+        folder = tmp_path_factory.mktemp("run")
+        return federate(folder, CLIENTS, algo=algo, models=models, **SMALL, **settings)
 
-    return once
+    return cache(once)
 
 
 @pytest.mark.parametrize(("algo", "models"), MODELS)
 def test_an_algorithm_without_its_own_term_is_the_simpler_one(algo, models, run):
     """`IDENTITIES` names the simpler algorithm: metrics and models are the same to the last bit."""
     simpler, switched_off, of_both = IDENTITIES[algo]
-    found = run(algo, models, switched_off | of_both)
-    wanted = run(simpler, models, of_both)
+    found = run(algo, models, **switched_off | of_both)
+    wanted = run(simpler, models, **of_both)
 
     if of_both:  # heads do not train, so a server that trains them has no figures
         assert "server" not in found.rows[0]
