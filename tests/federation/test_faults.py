@@ -76,10 +76,6 @@ def restarts(nodes, **facts):
     return on_round(number=2, node=1002, change=restart)
 
 
-def in_round(number, change):
-    return when(change, MessageType.TRAIN, number=number)
-
-
 def nodes_asked(outcome, number):
     """Return the nodes to which messages of this round have gone."""
     asked = set()
@@ -201,7 +197,7 @@ def test_a_supernode_that_comes_back_later_misses_its_round(tmp_path):
     def go(message, reply):
         gone[2002] = nodes.pop(1002)
 
-    returns = in_round(3, meanwhile(lambda: nodes.update(gone)))
+    returns = when(meanwhile(lambda: nodes.update(gone)), MessageType.TRAIN, number=3)
     outcome = run(tmp_path, both(on_round(number=2, node=1002, change=go), returns), nodes)
 
     assert outcome.per_row("valid") == [4, 3, 4, 4, 4]
@@ -241,7 +237,7 @@ def test_a_second_node_of_the_same_name_does_not_displace_a_living_one(tmp_path,
     nodes = four()
     second = {2002: dict(nodes[1002])}
 
-    comes = in_round(1, meanwhile(lambda: nodes.update(second)))
+    comes = when(meanwhile(lambda: nodes.update(second)), MessageType.TRAIN, number=1)
     outcome = run(tmp_path, comes, nodes)
 
     assert nodes_asked(outcome, 4) == {1000, 1001, 1002, 1003}

@@ -14,6 +14,7 @@ from protofl_common.models.trained import TrainedModel
 from protofl_common.tools.cli import main
 from tests.support.commands import exported, output
 from tests.support.harness import client_of, federate, refusal
+from tests.support.plain import assert_equal
 
 SMALL = {
     "algo": "gaussian",
@@ -116,8 +117,7 @@ def test_what_is_used_and_exported_has_the_new_head_and_the_last_site_stays(tmp_
     found = TrainedModel.read(out / "model.safetensors").weights
     kept = TrainedModel.read(outcome.folder / "clients" / "site-0" / "model.safetensors").weights
 
-    for name, value in kept.items():
-        assert torch.equal(found[name], value)
+    assert_equal(found, kept)
 
     forget(outcome, "site-1")
     error = output(capsys, "forget", outcome.folder, "--site", "site-0", status=1).err

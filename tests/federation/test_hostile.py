@@ -42,6 +42,7 @@ from tests.support.harness import (
     run_federation,
 )
 from tests.support.hostile import ATTACKS
+from tests.support.plain import assert_equal
 from tests.support.sites import EAST, SOUTH, Three, real_sites
 
 CLIENTS, ROUNDS = 4, 2
@@ -92,9 +93,7 @@ def assert_unharmed(outcome, reference):
     for name in ("prototypes.safetensors", "weights.safetensors"):
         assert (outcome.folder / name).exists() == (reference.folder / name).exists()
         if (reference.folder / name).exists():
-            learnt = load_file(outcome.folder / name)
-            for key, value in load_file(reference.folder / name).items():
-                assert torch.equal(learnt[key], value)
+            assert_equal(load_file(outcome.folder / name), load_file(reference.folder / name))
 
     for row, wanted in zip(outcome.rows, reference.rows, strict=True):
         for site in HONEST:

@@ -29,6 +29,7 @@ from tests.support import ROOT
 from tests.support.commands import SCHEMA, exported, output, told
 from tests.support.fakes import write_run
 from tests.support.harness import client_of, federate, run_config, run_federation
+from tests.support.plain import assert_equal
 
 CLIENTS = 2
 LONG = "a-folder-with-quite-a-long-name" * 7
@@ -634,8 +635,7 @@ def test_a_run_can_start_from_another_runs_frozen_body(tmp_path, monkeypatch):
         left = second.folder / "clients/site-1" / WEIGHTS
         kept = TrainedModel.read(left).build().body.state_dict()
 
-    assert body.keys() == kept.keys()
-    assert all(torch.equal(body[name], kept[name]) for name in body)
+    assert_equal(kept, body)
 
 
 def test_data_that_changed_are_named_and_so_is_a_run_that_goes_on(tmp_path, capsys):

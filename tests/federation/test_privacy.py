@@ -47,6 +47,7 @@ from tests.support.attacks import values_of
 from tests.support.harness import (
     LocalGrid,
     client_of,
+    failures_in,
     federate,
     instructions,
     reason_in,
@@ -89,12 +90,7 @@ def private(folder, algo, **changes):
 
 def failures_of(config, nodes=None):
     """Make a run in which no reply is valid, and return why its clients fail."""
-    rows = rows_without_a_reply(config, 2, nodes=nodes)
-    failures = []
-    for row in rows:
-        failures += row["failed"].values()
-    assert failures
-    return failures
+    return failures_in(rows_without_a_reply(config, 2, nodes=nodes))
 
 
 def without_chance(monkeypatch):

@@ -65,6 +65,7 @@ from tests.support.harness import (
     run_federation,
     settings_of,
 )
+from tests.support.plain import assert_equal
 from tests.support.sites import real_sites
 
 CLIENTS = 4
@@ -539,8 +540,7 @@ def test_a_run_that_is_resumed_leaves_what_an_undisturbed_one_leaves(stage, tmp_
     config = small_config(tmp_path / "stopped", resume=True, **settings)
     found = tensors(run_federation(config, clients=CLIENTS, run_id=RUN_ID + 1))
 
-    for name, value in wanted.items():
-        assert torch.equal(found[name], value), name
+    assert_equal(found, wanted)
 
 
 def nodes_asked(outcome, kind, number):

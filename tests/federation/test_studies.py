@@ -87,6 +87,10 @@ class Hospitals(Three):
         self.capsys = capsys
         self.nodes = {number: node | {"approve": True} for number, node in self.nodes.items()}
 
+    @property
+    def north(self):
+        return self.nodes[NORTH]
+
     def config(self, **settings):
         return run_config(self.folder, **OWN | {"join_timeout": 1.0} | settings)
 
@@ -390,7 +394,7 @@ def test_an_operator_hears_of_a_request_once_and_again_after_an_upgrade(
 ):
     """The program gets the id alone, whatever a run's settings have; no shell reads it."""
     told = tmp_path / "told"
-    hospitals.nodes[NORTH]["on-request"] = program(tmp_path, f'echo "$#" "$@" >> {told}')
+    hospitals.north["on-request"] = program(tmp_path, f'echo "$#" "$@" >> {told}')
     config = hospitals.config(study_purpose="$(reboot); `reboot`")
 
     for _ in range(3):
@@ -410,7 +414,7 @@ def test_an_operator_hears_of_a_request_once_and_again_after_an_upgrade(
 def test_an_operator_hears_of_a_refusal_once_a_day(hospitals, tmp_path, monkeypatch):
     """The program of on-trouble gets the word ``refused``, however many runs are refused."""
     told = tmp_path / "told"
-    hospitals.nodes[NORTH]["on-trouble"] = program(tmp_path, f'echo "$@" >> {told}')
+    hospitals.north["on-trouble"] = program(tmp_path, f'echo "$@" >> {told}')
 
     # a run that waits for approval is no refusal
     assert WAITING in hospitals.answer(hospitals.config(lr=0.1))
@@ -441,7 +445,7 @@ def test_an_operator_hears_of_a_refusal_once_a_day(hospitals, tmp_path, monkeypa
     assert told.read_text() == 3 * "refused\n"
 
     # another kind of trouble is told on the same day
-    hooks.tell_of_trouble(hospitals.nodes[NORTH], hooks.DISK)
+    hooks.tell_of_trouble(hospitals.north, hooks.DISK)
     assert told.read_text() == 3 * "refused\n" + "disk\n"
 
 
@@ -455,7 +459,7 @@ def test_an_operator_who_cannot_be_told_is_waited_for_all_the_same(
     """
     monkeypatch.setattr(hooks, "HOOK_SECONDS", 0.3)
     on_request = program(tmp_path, script) if script else str(tmp_path / "tell")
-    hospitals.nodes[NORTH]["on-request"] = on_request
+    hospitals.north["on-request"] = on_request
     config = hospitals.config()
 
     assert WAITING in hospitals.answer(config)
@@ -470,7 +474,7 @@ def test_new_code_of_a_package_is_asked_for_anew(hospitals, tmp_path, monkeypatc
     package = tmp_path / "ours_of_studies.py"
     package.write_text("def brier(scores, labels):\n    return 0.0\n")
     monkeypatch.syspath_prepend(tmp_path)
-    hospitals.nodes[NORTH]["allow-python"] = package.stem
+    hospitals.north["allow-python"] = package.stem
     config = hospitals.config(metrics=f"{package.stem}:brier")
 
     for version in ("first", "second"):
@@ -656,7 +660,7 @@ def test_what_holds_of_an_approval_is_said_recorded_and_listed_for_programs(hosp
     purpose = "which valves leak"
     limits = {"until": TOMORROW, "runs": 2}
     config = signed(hospitals.config(study_runs=2), until=TOMORROW, purpose=purpose)
-    hospitals.nodes[NORTH]["min-class-samples"] = 2
+    hospitals.north["min-class-samples"] = 2
     wide = "approve --runs 9 --until 2099-01-01"
     said = hospitals.ask_and_decide(config, "north", words=wide)
 
@@ -1110,7 +1114,7 @@ def test_a_check_takes_a_study_and_says_if_it_names_the_site(hospitals, tmp_path
         assert ("6 training and 2 test samples" in shown) is names_north
         assert "state-dir" in shown
 
-    hospitals.nodes[NORTH]["peers"] = f"west:{'A' * 43}"
+    hospitals.north["peers"] = f"west:{'A' * 43}"
     file.write_text(f'{settings}study-sites = "{hospitals.keys(*NAMES)}"\n')
     output(capsys, "study", *sign)
     assert "this site knows 0 of the others" in hospitals.shown(f"check {file}", status=1)
@@ -1129,7 +1133,7 @@ def test_where_a_site_names_operators_only_their_signed_decisions_count(hospital
 
     assert hospitals.answer(config) == ""
 
-    hospitals.nodes[NORTH]["operators"] = f"omar:{'A' * 43}, jane:{key_as_text(JANE.public_key())}"
+    hospitals.north["operators"] = f"omar:{'A' * 43}, jane:{key_as_text(JANE.public_key())}"
     assert WAITING in hospitals.answer(config)
     assert "WAITS since" in hospitals.shown("requests")
 
@@ -1173,7 +1177,7 @@ def test_a_key_that_the_sites_user_cannot_read_comes_on_standard_input(
     content = key.read_bytes()
     config = hospitals.config()
     study = Study.of(config).id
-    hospitals.nodes[NORTH]["operators"] = f"jane:{key_as_text(JANE.public_key())}"
+    hospitals.north["operators"] = f"jane:{key_as_text(JANE.public_key())}"
     hospitals.answer(config)
 
     def unreadable(path):
@@ -1198,12 +1202,12 @@ def test_what_an_operator_who_has_left_decided_is_told_to_the_others(hospitals, 
     told = tmp_path / "told"
     config = hospitals.config()
     jane = f"jane:{key_as_text(JANE.public_key())}"
-    hospitals.nodes[NORTH]["operators"] = jane
+    hospitals.north["operators"] = jane
     hospitals.answer(config)
     hospitals.decide(config, "north", words=f"deny --key {ssh_key(tmp_path)}")
 
-    hospitals.nodes[NORTH]["operators"] = f"omar:{'A' * 43}"
-    hospitals.nodes[NORTH]["on-trouble"] = program(tmp_path, f'echo "$@" >> {told}')
+    hospitals.north["operators"] = f"omar:{'A' * 43}"
+    hospitals.north["on-trouble"] = program(tmp_path, f'echo "$@" >> {told}')
     answer = hospitals.answer(config)
 
     assert WAITING in answer

@@ -6,7 +6,6 @@ from html import unescape
 
 import numpy as np
 import pytest
-import torch
 from flwr.app import MessageType
 
 from client_app.app import evaluate_model
@@ -23,6 +22,7 @@ from protofl_common.tools.tables.figure import Figure
 from tests.support.accidents import Killed, on_message
 from tests.support.commands import exported, output
 from tests.support.harness import RUN_ID, federate, run_config, run_federation
+from tests.support.plain import assert_equal
 from tests.support.results import without_times
 
 
@@ -174,11 +174,6 @@ def kept(folder, site="north", file_name=BEST):
     return TrainedModel.read(file)
 
 
-def assert_same_weights(found, wanted):
-    for name, value in wanted.weights.items():
-        assert torch.equal(found.weights[name], value), name
-
-
 PLANTED = (3, 2, 9, 4, 4, 4, 9, 4)
 """Numbers of right predictions on validation data, one for each evaluation.
 
@@ -242,7 +237,7 @@ def test_validation_data_decide(algo, scripted, tmp_path, monkeypatch, capsys):
         until = run_planted(tmp_path / "until", algo=algo, rounds=best)
         assert until.rows[-1]["evaluated-after-round"] == best
         last_model = kept(tmp_path / "until", file_name=WEIGHTS)
-        assert_same_weights(last_model, kept(tmp_path / "whole"))
+        assert_equal(last_model.weights, kept(tmp_path / "whole").weights)
 
 
 @pytest.mark.parametrize(("kind", "number"), [(MessageType.TRAIN, 2), (MessageType.EVALUATE, None)])
@@ -261,7 +256,7 @@ def test_early_stopping_and_the_kept_model_survive_a_stop(kind, number, tmp_path
     assert without_times(found.rows) == without_times(wanted.rows)
     assert found.summary["best-round"] == wanted.summary["best-round"]
     assert kept(tmp_path / "stopped").card == kept(tmp_path / "whole").card
-    assert_same_weights(kept(tmp_path / "whole"), kept(tmp_path / "stopped"))
+    assert_equal(kept(tmp_path / "whole").weights, kept(tmp_path / "stopped").weights)
 
 
 def test_keeping_the_best_model_changes_nothing_and_needs_no_validation_data(tmp_path, capsys):

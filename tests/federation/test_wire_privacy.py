@@ -39,6 +39,7 @@ from tests.support.declared import DECLARED
 from tests.support.harness import (
     LocalGrid,
     client_of,
+    failures_in,
     federate,
     rows_without_a_reply,
     run_config,
@@ -511,10 +512,7 @@ def test_an_error_names_no_file_of_a_site_and_no_folder(tmp_path, monkeypatch, c
     def reasons(folder, **options):
         """Return why the clients of a run fail."""
         rows = rows_without_a_reply(small_config(folder, "local"), CLIENTS, **options)
-        found = set()
-        for row in rows:
-            found.update(row["failed"].values())
-        return found
+        return set(failures_in(rows))
 
     of_sites = reasons(tmp_path / "sites", nodes=real_nodes(tmp_path / "sites"))
     assert of_sites == {"OSError: an unexpected error; the log of the site says more"}

@@ -221,6 +221,13 @@ def rows_without_a_reply(
     return _rows(file)
 
 
+def failures_in(rows: list[dict[str, Any]]) -> list[str]:
+    """Return why clients have failed, in all rounds; there must be some."""
+    failures = [reason for row in rows for reason in row["failed"].values()]
+    assert failures
+    return failures
+
+
 def run_federation(
     config: dict[str, Any],
     clients: int = 4,
