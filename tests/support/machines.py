@@ -46,14 +46,20 @@ class Machines:
     def __init__(self, folder: Path, running: ExitStack) -> None:
         self.folder = folder
         self.running = running
-        self.superlink = free_port()
-        self.door = free_port() if HAPROXY.exists() else self.superlink
+        self.superlink, self.door = self._ports()
         self.settings = {site: self._substitutions(site) for site in ("superlink", *SITES)}
         self.services = {machine: running.enter_context(ExitStack()) for machine in self.settings}
         folders = {site: self.checkout(site) / "state" / "sites" / site for site in SITES}
         running.enter_context(approving(folders, self.approve))
         for machine in self.settings:
             copy_checkout(self.checkout(machine))
+
+    def _ports(self) -> tuple[int, int]:
+        """Return the ports of the SuperLink and of the door; without a door they are one."""
+        superlink = free_port()
+        if HAPROXY.exists():
+            return superlink, free_port()
+        return superlink, superlink
 
     def _substitutions(self, machine: str) -> dict[str, str]:
         """Return text in the README's blocks -> what a test on one computer runs in its place.
@@ -100,7 +106,11 @@ class Machines:
         if machine == "superlink":
             (preamble,) = [block.text for block in blocks_of(README) if block.machine == "preamble"]
             text = preamble + text
-        return ["sh", "-euc", text]
+        return [*self.on(machine), "sh", "-euc", text]
+
+    def on(self, machine: str) -> list[str]:
+        """What precedes a command that runs on a machine."""
+        return []
 
     def run(
         self, machine: str, text: str, timeout: float = 240

@@ -5,28 +5,21 @@ Their operators approve a study while it waits.
 
 import json
 from contextlib import ExitStack
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from protofl_common.experiment.node import NODE_KEYS, PARTITION_KEYS
 from protofl_common.tools.site.node import node_config
-from tests.support.commands import in_lines
-from tests.support.processes import (
-    BIN,
-    approving,
-    environment,
-    output_of,
-    superlink,
-    supernode,
-)
+from tests.support.operators import PROTOFL, done, operators, study
+from tests.support.processes import superlink, supernode
 
 pytestmark = pytest.mark.system
-PROTOFL = str(BIN / "protofl")
 SITES = ("east", "north", "south")
 
 
-def facts(folder, site):
+def facts(folder: Path, site: str) -> str:
     """Write a table of 60 patients, and return the site's node config as its operator types it.
 
     It has every key but peers and those of partitions.
@@ -59,7 +52,7 @@ def facts(folder, site):
     )
 
 
-def strange_folder(folder):
+def strange_folder(folder: Path) -> Path:
     """Make a folder with modules of the same names as the project's, which leave a trace.
 
     Python would import them first if it looked for modules in the working directory.
@@ -71,51 +64,7 @@ def strange_folder(folder):
     return folder
 
 
-def study(folder, sites):
-    """Write a study that Jane has signed, and return its file; its run keeps what the sites demand.
-
-    ``sites``: site -> ``name:public key``.
-    """
-    settings = {
-        "study": "strict",
-        "study-sites": ",".join(sites.values()),
-        "study-purpose": "who is sick",
-        "run-name": "strict",
-        "out-dir": str(folder / "runs"),
-        "algo": "fedproto",
-        "partition": "own",
-        "models": "mlp-1",
-        "rounds": 1,
-        "local-epochs": 1,
-        "batch-size": 16,
-        "eval-batch-size": 64,
-        "threads": 1,
-        "norm": "group",
-        "join-timeout": 90.0,
-        "seed": 9,
-        "secagg": True,
-        "train-samples": 7,
-        "train-fraction": 0.5,
-        "dp": "sample",
-        "dp-epsilon": 8.0,
-        "dp-delta": 1e-4,
-    }
-    file = folder / "strict.toml"
-    file.write_text(in_lines(settings))
-    env = environment(folder / "home")
-    key = folder / "jane"
-    output_of(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], env)
-    command = [PROTOFL, "study", "sign", str(file), "--key", str(key), "--by", "jane"]
-    assert "signed by jane" in output_of(command, env)
-    return file
-
-
-def done(folder, *words):
-    """Run ``protofl site`` with these words, and return what it prints; it must succeed."""
-    return output_of([PROTOFL, "site", *words], environment(folder / "home"), folder)
-
-
-def test_sites_with_all_keys_and_both_demands_take_part_in_what_is_approved(tmp_path):
+def test_sites_with_all_keys_and_both_demands_take_part_in_what_is_approved(tmp_path: Path) -> None:
     """They are started in folders with modules named as the project's: no line of these runs."""
     nodes = {site: facts(tmp_path, site) for site in SITES}
     keys = {}
@@ -125,13 +74,10 @@ def test_sites_with_all_keys_and_both_demands_take_part_in_what_is_approved(tmp_
     assert {*node_config(nodes["north"]), *PARTITION_KEYS} == {*NODE_KEYS}
     # east's operator gives a file in the place of words
     file = tmp_path / "node.toml"
-    file.write_text(in_lines(node_config(nodes["east"])))
+    lines = [f"{key} = {json.dumps(value)}" for key, value in node_config(nodes["east"]).items()]
+    file.write_text("\n".join(lines))
     nodes["east"] = str(file)
-
-    def approve(site, study):
-        done(tmp_path, "approve", study, "--node-config", nodes[site])
-
-    strict = study(tmp_path, keys)
+    strict = study(tmp_path, "strict", keys)
     strange = strange_folder(tmp_path / "work")
 
     with ExitStack() as running:
@@ -139,8 +85,7 @@ def test_sites_with_all_keys_and_both_demands_take_part_in_what_is_approved(tmp_
         program = (PROTOFL, "site", "run")
         for site, node in nodes.items():
             running.enter_context(supernode(link, tmp_path / site, node, program, cwd=strange))
-        folders = {site: tmp_path / site / "state" / "sites" / site for site in SITES}
-        running.enter_context(approving(folders, approve))
+        running.enter_context(operators(tmp_path, nodes))
         output, status = link.run("--run-config", str(strict))
         assert status == "finished:completed", output
         logs = "\n".join((tmp_path / site / "supernode.log").read_text() for site in SITES)
@@ -163,7 +108,7 @@ def test_sites_with_all_keys_and_both_demands_take_part_in_what_is_approved(tmp_
     assert "12 test samples, 2 classes: sick, well" in checked  # a fifth of 60
 
 
-def assert_what_the_operator_sees(folder, site, node, run):
+def assert_what_the_operator_sees(folder: Path, site: str, node: str, run: Path) -> None:
     """The ledgers and the log tell of the run; what it keeps can be purged, but not the ledgers."""
     ledgers = list((folder / site / "state" / "privacy").glob("*.json"))
     assert len(ledgers) == 2  # of the site's name, and of its data
