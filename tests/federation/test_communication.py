@@ -4,16 +4,12 @@ The division is Cifar100's practical setting.
 """
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
-from flwr.app import Message
 
-from protofl_common.config.sections import DataSettings
 from protofl_common.data import sources
 from protofl_common.data.raw import RawData
-from tests.support.given import Patch
 from tests.support.harness import run_config, run_federation
 
 CIFAR100 = 100  # classes
@@ -24,7 +20,7 @@ DIM = 512
 SIDE = 8
 
 
-def labels_like_cifar100(_: DataSettings) -> RawData:
+def labels_like_cifar100(_):
     """Return black images of 8×8 with CIFAR-100's labels: 500 training and 100 test images each."""
     labels = np.repeat(np.arange(CIFAR100), PER_CLASS)
     official = np.tile(np.arange(PER_CLASS) >= PER_CLASS - OFFICIAL_TEST, CIFAR100).astype(np.uint8)
@@ -33,7 +29,7 @@ def labels_like_cifar100(_: DataSettings) -> RawData:
     return RawData(images, labels, np.zeros_like(labels), official, classes)
 
 
-def prototypes_in(message: Message) -> int:
+def prototypes_in(message):
     """Return how many prototypes a message has: each has a label of 8 bytes."""
     return len(message.content.array_records["prototypes"]["labels"].data) // 8
 
@@ -41,9 +37,7 @@ def prototypes_in(message: Message) -> int:
 @pytest.mark.parametrize(
     ("algo", "integers_up"), [pytest.param("fedproto", 2, marks=pytest.mark.long), ("fedtgp", 1)]
 )
-def test_cifar100_costs_what_the_paper_says(
-    tmp_path: Path, monkeypatch: Patch, algo: str, integers_up: int
-) -> None:
+def test_cifar100_costs_what_the_paper_says(tmp_path, monkeypatch, algo, integers_up):
     """Table 5: Σ_i D (C_i + C) floating-point numbers in a round, 1.48 million in all.
 
     Client i sends prototypes of its C_i classes, in D numbers each, and gets those of all C = 100.

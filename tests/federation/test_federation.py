@@ -3,16 +3,12 @@
 import itertools
 import re
 import tomllib
-from collections.abc import Iterable
-from pathlib import Path
-from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
 import torch
-from flwr.app import Message, MessageType
+from flwr.app import MessageType
 from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
-from safetensors.torch import load_file
 
 from protofl_common.config.options import SettingsError, flatten
 from protofl_common.data import DataError
@@ -21,30 +17,27 @@ from protofl_common.experiment.settings import Settings
 from protofl_common.runs.figures import final_table
 from server_app.network.membership import FederationError
 from tests.support.declared import MINIMISED
-from tests.support.given import Patch, Printed
 from tests.support.harness import (
     LONG,
     RUN_ID,
     LocalGrid,
-    Outcome,
+    federate,
     run_config,
     run_federation,
     settings_of,
 )
-from tests.support.results import without_times
+from tests.support.results import left_by, without_times
 from tests.support.sites import real_sites
 
 
 @pytest.mark.parametrize("arrive", [True, False])
-def test_half_sent_messages_are_sent_again(
-    arrive: bool, tmp_path: Path, monkeypatch: Patch, capsys: Printed
-) -> None:
+def test_half_sent_messages_are_sent_again(arrive, tmp_path, monkeypatch, capsys):
     """Every push to the SuperLink fails once; with ``arrive`` its messages arrive all the same."""
-    wanted = run_federation(run_config(tmp_path / "undisturbed", rounds=3), clients=3)
+    wanted = federate(tmp_path / "undisturbed", clients=3, rounds=3)
     push = LocalGrid.push_messages
     calls = itertools.count()
 
-    def failing_at_first(grid: LocalGrid, messages: Iterable[Message]) -> list[str]:
+    def failing_at_first(grid, messages):
         if next(calls) % 2 == 1:
             return push(grid, messages)
         if arrive:
@@ -52,28 +45,20 @@ def test_half_sent_messages_are_sent_again(
         raise ObjectPushError("an-object", 1, "a-session")
 
     monkeypatch.setattr(LocalGrid, "push_messages", failing_at_first)
-    found = run_federation(run_config(tmp_path / "disturbed", rounds=3), clients=3)
+    found = federate(tmp_path / "disturbed", clients=3, rounds=3)
 
-    assert torch.equal(prototype_means(found), prototype_means(wanted))
-    assert without_times(found.rows) == without_times(wanted.rows)
+    assert left_by(found.folder) == left_by(wanted.folder)
     assert capsys.readouterr().out.count("half sent; sending them again") == next(calls) // 2
 
 
-def test_a_superlink_that_keeps_losing_messages_ends_the_run(
-    tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_a_superlink_that_keeps_losing_messages_ends_the_run(tmp_path, monkeypatch):
     """The server tries three times to send its messages to two clients."""
     push = MagicMock(side_effect=ObjectPushError("an-object", 1, "a-session"))
     monkeypatch.setattr(LocalGrid, "push_messages", push)
 
     with pytest.raises(ObjectPushError):
-        run_federation(run_config(tmp_path), clients=2)
+        federate(tmp_path, clients=2)
     assert [len(list(messages)) for (messages,), _ in push.call_args_list] == [2, 2, 2]
-
-
-def prototype_means(outcome: Outcome) -> torch.Tensor:
-    """Return the means of the global prototypes that a run leaves."""
-    return load_file(outcome.folder / "prototypes.safetensors")["means"]
 
 
 WITHOUT_HEAD = {"fedpcl"}
@@ -84,7 +69,7 @@ Frozen features make their prototypes useful before any training.
 
 
 @pytest.mark.parametrize("algo", CATALOG)
-def test_a_run_leaves_complete_results(algo: str, tmp_path: Path) -> None:
+def test_a_run_leaves_complete_results(algo, tmp_path):
     """Rows, figures and files of every algorithm after two rounds, as its catalog's row says."""
     config = run_config(tmp_path, algo=algo, run_name="mine", train_samples=10, test_samples=20)
     outcome = run_federation(config, clients=3)
@@ -121,7 +106,7 @@ def test_a_run_leaves_complete_results(algo: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("algo", CATALOG)
-def test_training_helps(algo: str, tmp_path: Path) -> None:
+def test_training_helps(algo, tmp_path):
     """Of ten classes of digits three quarters and more are right in the end, a few before."""
     config = run_config(
         tmp_path,
@@ -147,21 +132,7 @@ def test_training_helps(algo: str, tmp_path: Path) -> None:
         assert first["head"]["mean"] < 0.4
 
 
-def test_the_same_seed_gives_identical_metrics_and_another_does_not(tmp_path: Path) -> None:
-    def run(name: str, seed: int) -> Outcome:
-        config = run_config(tmp_path / name, seed=seed, participation=0.5, rounds=3)
-        return run_federation(config, clients=6)
-
-    first = run("a", seed=1)
-    again = run("b", seed=1)
-    other = run("c", seed=2)
-
-    assert without_times(first.rows) == without_times(again.rows)
-    assert without_times(first.rows) != without_times(other.rows)
-    assert torch.equal(prototype_means(first), prototype_means(again))
-
-
-def test_node_ids_do_not_matter(tmp_path: Path) -> None:
+def test_node_ids_do_not_matter(tmp_path):
     """Clients under other node ids, in reverse order, have the same rows."""
     nodes = [{"partition-id": i, "num-partitions": 4} for i in range(4)]
     forward = {100 + i: nodes[i] for i in (0, 1, 2, 3)}
@@ -175,9 +146,9 @@ def test_node_ids_do_not_matter(tmp_path: Path) -> None:
     assert rows[0] == rows[1]
 
 
-def test_private_state_lives_where_the_site_says(tmp_path: Path) -> None:
+def test_private_state_lives_where_the_site_says(tmp_path):
     """Each of two sites has a state-dir of its own; the server's folder has nothing of it."""
-    outcome = run_federation(run_config(tmp_path), nodes=real_sites(2, tmp_path / "disk"))
+    outcome = federate(tmp_path, nodes=real_sites(2, tmp_path / "disk"))
 
     run = f"{outcome.folder.name}-{RUN_ID}"
     for i in (0, 1):
@@ -188,11 +159,11 @@ def test_private_state_lives_where_the_site_says(tmp_path: Path) -> None:
     assert not (outcome.folder / "clients").exists()
 
 
-def expect_refusal(error: type[Exception], said: str, config: dict[str, Any], **on: Any) -> None:
+def expect_refusal(error, said, config, **on):
     """The run ends with this error, and no client has trained; ``on`` are its nodes or clients."""
-    kinds: list[str] = []
+    kinds = []
 
-    def watch(message: Message, reply: Message) -> Message:
+    def watch(message, reply):
         kinds.append(message.metadata.message_type)
         return reply
 
@@ -201,16 +172,16 @@ def expect_refusal(error: type[Exception], said: str, config: dict[str, Any], **
     assert MessageType.TRAIN not in kinds
 
 
-def test_a_round_of_sites_with_operators_asks_two_at_least(tmp_path: Path) -> None:
+def test_a_round_of_sites_with_operators_asks_two_at_least(tmp_path):
     """With participation = 0.1 one of three would be asked.
 
     A merge of one upload is that upload, and the others would receive it.
     """
-    found = run_federation(run_config(tmp_path, participation=0.1, rounds=2), nodes=real_sites(3))
+    found = federate(tmp_path, nodes=real_sites(3), participation=0.1, rounds=2)
     assert {row["valid"] for row in found.rows[:-1]} == {2}
 
 
-REFUSED: dict[str, tuple[type[Exception], dict[str, Any]]] = {
+REFUSED = {
     "lr = 'abc': must be a number above 0": (SettingsError, {"lr": "abc"}),
     "plain folder name": (SettingsError, {"run_name": "../x"}),
     "nowhere": (
@@ -229,9 +200,7 @@ REFUSED: dict[str, tuple[type[Exception], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("said", REFUSED)
-def test_what_cannot_work_ends_the_run_before_any_client_trains(
-    said: str, tmp_path: Path, capsys: Printed
-) -> None:
+def test_what_cannot_work_ends_the_run_before_any_client_trains(said, tmp_path, capsys):
     """The reason is in the error, and is printed."""
     error, settings = REFUSED[said]
     config = run_config(tmp_path, **{"join_timeout": 1.0} | settings)
@@ -240,23 +209,10 @@ def test_what_cannot_work_ends_the_run_before_any_client_trains(
     assert said in capsys.readouterr().out
 
 
-def test_sites_that_cannot_work_together_end_the_run_before_training(
-    tmp_path: Path, capsys: Printed
-) -> None:
-    """A site that does not say how many there are, and two with other architectures for FedAvg."""
+def test_a_site_that_does_not_say_how_many_there_are_ends_the_run(tmp_path, capsys):
     said = "num-clients = 0"
     one_site = {1: {"site-name": "north", "partition-id": 0}}
     expect_refusal(FederationError, said, run_config(tmp_path, join_timeout=1e9), nodes=one_site)
-
-    assert said in capsys.readouterr().out
-
-    said = "the sites differ in arch"
-    two_sites = {
-        1: {"partition-id": 0, "num-partitions": 2},
-        2: {"partition-id": 1, "num-partitions": 2, "arch": "mnist-cnn"},
-    }
-    config = run_config(tmp_path, join_timeout=1.0, algo="fedavg")
-    expect_refusal(FederationError, said, config, nodes=two_sites)
 
     assert said in capsys.readouterr().out
 
@@ -278,17 +234,13 @@ SECOND = {"partition-id": 1, "num-partitions": 2}
         ({"partition-id": 0, "num-partitions": 2}, "two clients call themselves site-0"),
     ],
 )
-def test_a_wrong_node_config_is_told_before_training(
-    facts: dict[str, Any], said: str, tmp_path: Path
-) -> None:
+def test_a_wrong_node_config_is_told_before_training(facts, said, tmp_path):
     nodes = {11: {"partition-id": 0, "num-partitions": 2}, 12: facts}
     expect_refusal(FederationError, said, run_config(tmp_path, join_timeout=5.0), nodes=nodes)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
-def test_a_gpu_that_is_not_there_is_told_with_the_usual_reason(
-    tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_a_gpu_that_is_not_there_is_told_with_the_usual_reason(tmp_path, monkeypatch):
     """The usual reason is that Flower gives clients no part of a GPU unless it is told so."""
     # what a client that computes on a GPU sets for its whole process
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -297,14 +249,14 @@ def test_a_gpu_that_is_not_there_is_told_with_the_usual_reason(
     expect_refusal(FederationError, said, run_config(tmp_path, device="cuda"))
 
 
-def test_participation_asks_a_part_of_the_sites_and_at_the_end_all(tmp_path: Path) -> None:
+def test_participation_asks_a_part_of_the_sites_and_at_the_end_all(tmp_path):
     """Half of five sites are two, other ones in each round; only the final figures are of all.
 
     So the best accuracy is the final one, as others cannot be compared with it.
     """
-    outcome = run_federation(run_config(tmp_path, participation=0.5, rounds=3), clients=5)
+    outcome = federate(tmp_path, clients=5, participation=0.5, rounds=3)
 
-    assert [row["asked"] for row in outcome.rows] == [2, 2, 2, 5]
+    assert outcome.per_row("asked") == [2, 2, 2, 5]
     assert len({tuple(row["clients"]) for row in outcome.rows[:3]}) > 1
 
     final = outcome.summary["accuracy"]["head"]["mean"]

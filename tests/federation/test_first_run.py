@@ -9,13 +9,10 @@ import re
 import shlex
 from dataclasses import replace
 from html import escape
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
-from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 from PIL import Image
 
@@ -31,9 +28,7 @@ from protofl_common.runs.folder import RunFolder, baseline_folder
 from protofl_common.tools.arguments import read_assignments
 from protofl_common.tools.cli import parsed
 from server_app.network.membership import FederationError
-from server_app.run.job import Job
 from tests.support import ROOT
-from tests.support.given import Patch, Printed
 from tests.support.harness import CACHE, RUN_ID, reason_in, refusal, run_federation, settings_of
 
 CLASSES = ("ant", "bee", "cat", "dog", "elk", "fox")
@@ -42,7 +37,7 @@ CLASSES = ("ant", "bee", "cat", "dog", "elk", "fox")
 EACH = 20
 
 
-def pictures(folder: Path) -> list[tuple[Path, str]]:
+def pictures(folder):
     """Write six folders of twenty images, and return the path and class of each image."""
     rng = np.random.default_rng(0)
     paths = []
@@ -56,7 +51,7 @@ def pictures(folder: Path) -> list[tuple[Path, str]]:
     return paths
 
 
-def bring(folder: Path) -> None:
+def bring(folder):
     """Write what the README's commands name: photos/, images.csv (a list of them), patients.csv."""
     photos = [("file", "label")]
     for path, name in pictures(folder / "photos"):
@@ -64,25 +59,25 @@ def bring(folder: Path) -> None:
     write_table(folder / "images.csv", photos)
 
     rng = np.random.default_rng(0)
-    patients: list[tuple[Any, ...]] = [("a", "b", "c", "d", "label")]
+    patients = [("a", "b", "c", "d", "label")]
     for label, name in enumerate(CLASSES):
         for _ in range(EACH):
             patients.append((*rng.normal(label, size=4).round(3), name))
     write_table(folder / "patients.csv", patients)
 
 
-def as_table(tmp_path: Path) -> dict[str, Any]:
+def as_table(tmp_path):
     """Write the README's data, and return the settings of a run on patients.csv."""
     bring(tmp_path)
     return {"dataset": "arrays", "data-dir": str(tmp_path / "patients.csv"), "models": "table3"}
 
 
-def write_table(path: Path, rows: list[Any]) -> None:
+def write_table(path, rows):
     with path.open("w", newline="") as file:
         csv.writer(file).writerows(rows)
 
 
-def first_run(tmp_path: Path, run_id: int = RUN_ID, **changes: Any) -> tuple[Any, dict[str, Any]]:
+def first_run(tmp_path, run_id=RUN_ID, **changes):
     """Run one round of three clients with the project's own defaults, but for ``changes``.
 
     Return the outcome, and the clients of its last row.
@@ -99,7 +94,7 @@ def first_run(tmp_path: Path, run_id: int = RUN_ID, **changes: Any) -> tuple[Any
     return outcome, outcome.rows[-1]["clients"]
 
 
-def quick_start() -> list[list[str]]:
+def quick_start():
     """Return the words of the README's commands for data of one's own."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     chapter = readme.partition("## Your own data")[2].partition("## ")[0]
@@ -108,9 +103,7 @@ def quick_start() -> list[list[str]]:
 
 
 @pytest.mark.parametrize("words", quick_start(), ids=lambda words: words[2])
-def test_every_sample_is_used_and_told(
-    words: list[str], tmp_path: Path, capsys: Printed, monkeypatch: Patch
-) -> None:
+def test_every_sample_is_used_and_told(words, tmp_path, capsys, monkeypatch):
     """A command of the README runs on data as it describes; three quarters are for training."""
     bring(tmp_path)
     monkeypatch.chdir(tmp_path)
@@ -157,17 +150,13 @@ def test_every_sample_is_used_and_told(
         ),
     ],
 )
-def test_what_is_left_out_or_idle_is_told(
-    changes: dict[str, Any], told: str, tmp_path: Path, capsys: Printed
-) -> None:
+def test_what_is_left_out_or_idle_is_told(changes, told, tmp_path, capsys):
     """Samples that settings leave out, or use several times, and settings without effect."""
     first_run(tmp_path, **as_table(tmp_path) | changes)
     assert told in capsys.readouterr().out
 
 
-def test_baselines_train_beside_the_run_and_do_not_change_it(
-    tmp_path: Path, capsys: Printed
-) -> None:
+def test_baselines_train_beside_the_run_and_do_not_change_it(tmp_path, capsys):
     """A run has the same accuracy with baselines, and a baseline that of a run of its own.
 
     FedAvg needs one architecture, so its baseline takes one of the two. The result is said in one
@@ -217,10 +206,10 @@ def test_baselines_train_beside_the_run_and_do_not_change_it(
     assert "baselines not found beside it: 3" in write_report(moved).read_text()
 
 
-def test_the_sentence_names_prototypes_that_predict_better_than_the_head() -> None:
+def test_the_sentence_names_prototypes_that_predict_better_than_the_head():
     """Not where they are better by less than a point, as 50.9 % beside 50.0 %."""
 
-    def result(algo: str, **accuracy: float) -> Any:
+    def result(algo, **accuracy):
         """Return what the sentence needs of a run's summary."""
         return {
             "settings": {"algo": algo},
@@ -242,13 +231,11 @@ def test_the_sentence_names_prototypes_that_predict_better_than_the_head() -> No
     assert sentence([alone, better]) == said
 
 
-def test_a_baseline_that_cannot_go_on_costs_only_itself(
-    tmp_path: Path, capsys: Printed, monkeypatch: Patch
-) -> None:
+def test_a_baseline_that_cannot_go_on_costs_only_itself(tmp_path, capsys, monkeypatch):
     """The run itself has its results, and the console says why the baseline has none."""
     one_run = server_app.app.one_run
 
-    def failing_baseline(grid: Grid, job: Job) -> None:
+    def failing_baseline(grid, job):
         if job.baseline:
             raise FederationError("nobody came")
         one_run(grid, job)
@@ -261,7 +248,7 @@ def test_a_baseline_that_cannot_go_on_costs_only_itself(
     assert "baseline local: not finished: nobody came" in capsys.readouterr().out
 
 
-def test_the_baseline_of_another_run_is_not_taken_for_this_ones(tmp_path: Path) -> None:
+def test_the_baseline_of_another_run_is_not_taken_for_this_ones(tmp_path):
     """A run called mine-local is there already: mine with the baseline local is refused at once."""
     other = tmp_path / "runs" / "mine-local"
     other.mkdir(parents=True)
@@ -273,13 +260,13 @@ def test_the_baseline_of_another_run_is_not_taken_for_this_ones(tmp_path: Path) 
     assert not (tmp_path / "runs" / "mine").exists()
 
 
-def test_a_baseline_whose_settings_are_wrong_is_named() -> None:
+def test_a_baseline_whose_settings_are_wrong_is_named():
     config = default_run_config() | {"secagg": True, "baselines": "local,fedtgp"}
     with pytest.raises(SettingsError, match=r"^baselines = 'fedtgp': secagg = true"):
         baselines_of(settings_of(config), config)
 
 
-def test_a_baseline_that_sends_nothing_needs_no_merging() -> None:
+def test_a_baseline_that_sends_nothing_needs_no_merging():
     """The run's merging, which local would refuse, is that of its other baselines alone."""
     merging = {"merging": "median", "max-update-ratio": 2.0}
     config = default_run_config() | merging | {"baselines": "local,fedavg"}
@@ -289,7 +276,7 @@ def test_a_baseline_that_sends_nothing_needs_no_merging() -> None:
     assert fedavg.bounds.merging == "median"
 
 
-def test_a_resumed_run_goes_on_with_its_baselines(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_a_resumed_run_goes_on_with_its_baselines(tmp_path, monkeypatch):
     """A baseline that has finished is not made again; one without its summary goes on.
 
     Where the division of the data has changed since, no baseline can be compared: it is refused.
@@ -312,7 +299,7 @@ def test_a_resumed_run_goes_on_with_its_baselines(tmp_path: Path, monkeypatch: P
         first_run(tmp_path, run_id=6, **settings, resume=True)
 
 
-def test_a_site_trains_only_baselines_that_the_run_names() -> None:
+def test_a_site_trains_only_baselines_that_the_run_names():
     """A server asks for another algorithm, for none, and for other settings of a named one."""
     # Flower's messages and contexts need the numbers of a task
     TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,11 +12,11 @@ from protofl_common.config.options import SettingsError
 from protofl_common.maths.gaussian import ClassMoments
 from protofl_common.models.trained import TrainedModel
 from protofl_common.tools.cli import main
-from tests.support.commands import output
-from tests.support.given import Printed
-from tests.support.harness import Outcome, client_of, refusal, run_config, run_federation
+from tests.support.commands import exported, output
+from tests.support.harness import client_of, federate, refusal
+from tests.support.plain import assert_equal
 
-SMALL: dict[str, Any] = {
+SMALL = {
     "algo": "gaussian",
     "rounds": 1,
     "dataset": "digits",
@@ -31,14 +29,14 @@ SMALL: dict[str, Any] = {
 }
 
 
-def federation(folder: Path, *partitions: int, **settings: Any) -> Outcome:
+def federation(folder, *partitions, **settings):
     """Run gaussian heads with these of four clients."""
     nodes = {1000 + n: {"partition-id": n, "num-partitions": 4} for n in partitions}
     number = {"num_clients": len(partitions), "min_clients": len(partitions)}
-    return run_federation(run_config(folder, **SMALL | number | settings), nodes=nodes)
+    return federate(folder, nodes=nodes, **SMALL | number | settings)
 
 
-def features(outcome: Outcome, *partitions: int) -> tuple[torch.Tensor, torch.Tensor]:
+def features(outcome, *partitions):
     """Return the training features and labels of these clients, one after the other."""
     sets = [
         client_of(outcome.grid.run_config, partition=n, clients=4).train_set for n in partitions
@@ -48,12 +46,12 @@ def features(outcome: Outcome, *partitions: int) -> tuple[torch.Tensor, torch.Te
     return inputs, labels
 
 
-def stored(run: Path) -> dict[str, torch.Tensor]:
+def stored(run):
     """Return the tensors of the checkpoint after the only round."""
     return load_file(run / "checkpoints" / "000001.safetensors")
 
 
-def assert_result_of(outcome: Outcome, *partitions: int) -> None:
+def assert_result_of(outcome, *partitions):
     """The run has the moments of all features of these clients, and its models have their head.
 
     To 10⁻⁹ of the largest moment, and to 10⁻⁶ of the largest score.
@@ -75,18 +73,18 @@ def assert_result_of(outcome: Outcome, *partitions: int) -> None:
         model = TrainedModel.read(file).build()
         found = model(x)
         # a shrinkage below 0 is that of the oracle; scores are not combined
-        model.head.fit(moments, counts, moments.shares, -1.0, torch.clone)  # type: ignore[operator]
+        model.head.fit(moments, counts, moments.shares, -1.0, torch.clone)
         wanted = model(x)
         tolerance = 1e-6 * float(wanted[wanted.isfinite()].abs().max())
         torch.testing.assert_close(found, wanted, rtol=0, atol=tolerance)
 
 
-def forget(outcome: Outcome, site: str, *options: str) -> None:
+def forget(outcome, site, *options):
     """Take a site out of a result by the command, which must succeed."""
     assert main(["forget", str(outcome.folder), "--site", site, *options]) == 0
 
 
-def test_the_result_without_a_site_is_that_of_the_others(tmp_path: Path) -> None:
+def test_the_result_without_a_site_is_that_of_the_others(tmp_path):
     """Nothing that site-1 has sent is left, and it is on record who took it out."""
     outcome = federation(tmp_path, 0, 1, 2, 3)
     assert_result_of(outcome, 0, 1, 2, 3)
@@ -104,9 +102,7 @@ def test_the_result_without_a_site_is_that_of_the_others(tmp_path: Path) -> None
     assert record == {"by": "letter 7", "site": "site-1", "left": ["site-0", "site-2", "site-3"]}
 
 
-def test_what_is_used_and_exported_has_the_new_head_and_the_last_site_stays(
-    tmp_path: Path, capsys: Printed
-) -> None:
+def test_what_is_used_and_exported_has_the_new_head_and_the_last_site_stays(tmp_path, capsys):
     """After site-2 is forgotten, the exported model has the head of the other two.
 
     Of these one can be forgotten, and then nobody.
@@ -114,15 +110,13 @@ def test_what_is_used_and_exported_has_the_new_head_and_the_last_site_stays(
     outcome = federation(tmp_path, 0, 1, 2)
     forget(outcome, "site-2")
 
-    out = tmp_path / "model"
-    assert main(["export", str(outcome.folder), "--site", "site-0", "--out", str(out)]) == 0
+    out = exported(outcome.folder, tmp_path / "model")
     assert "less forgotten sites; figures are from before that" in capsys.readouterr().out
 
-    exported = TrainedModel.read(out / "model.safetensors").weights
+    found = TrainedModel.read(out / "model.safetensors").weights
     kept = TrainedModel.read(outcome.folder / "clients" / "site-0" / "model.safetensors").weights
 
-    for name, value in kept.items():
-        assert torch.equal(exported[name], value)
+    assert_equal(found, kept)
 
     forget(outcome, "site-1")
     error = output(capsys, "forget", outcome.folder, "--site", "site-0", status=1).err
@@ -130,7 +124,7 @@ def test_what_is_used_and_exported_has_the_new_head_and_the_last_site_stays(
     assert "nobody else is left" in error
 
 
-def test_a_site_that_comes_later_is_asked_alone(tmp_path: Path) -> None:
+def test_a_site_that_comes_later_is_asked_alone(tmp_path):
     """A run goes on from an earlier one's moments, and asks only the new site.
 
     A site that was forgotten is not in it. In the third run it takes part again and counts, and
@@ -147,7 +141,7 @@ def test_a_site_that_comes_later_is_asked_alone(tmp_path: Path) -> None:
     assert_result_of(third, 1, 2, 0, 3)
 
 
-def test_noise_stays_in_what_is_left(tmp_path: Path) -> None:
+def test_noise_stays_in_what_is_left(tmp_path):
     """Under dp, too, a site can be forgotten: what is left is moments that could be, with noise."""
     outcome = federation(tmp_path, 0, 1, 2, dp="sample")
     forget(outcome, "site-2")
@@ -185,9 +179,7 @@ def test_noise_stays_in_what_is_left(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_result_that_no_site_can_be_taken_out_of_says_why(
-    settings: Any, site: str, said: str, tmp_path: Path, capsys: Printed
-) -> None:
+def test_a_result_that_no_site_can_be_taken_out_of_says_why(settings, site, said, tmp_path, capsys):
     outcome = federation(tmp_path, 0, 1, 2, **settings)
     assert said in output(capsys, "forget", outcome.folder, "--site", site, status=1).err
     assert not (outcome.folder / "forgotten.jsonl").exists()
@@ -206,9 +198,7 @@ def test_a_result_that_no_site_can_be_taken_out_of_says_why(
         ),
     ],
 )
-def test_a_run_that_cannot_be_continued_is_refused(
-    settings: dict[str, Any], said: str, tmp_path: Path
-) -> None:
+def test_a_run_that_cannot_be_continued_is_refused(settings, said, tmp_path):
     """The earlier run has another backbone, or has not stored what its sites sent."""
     earlier = federation(tmp_path / "first", 0, 1, **settings).folder
     with pytest.raises(SettingsError, match=said):
@@ -218,6 +208,6 @@ def test_a_run_that_cannot_be_continued_is_refused(
 @pytest.mark.parametrize(
     "more", [{"gaussian.revocable": True}, {"gaussian.start-from": "runs/first"}]
 )
-def test_secure_aggregation_excludes_forgetting_and_going_on(more: dict[str, Any]) -> None:
+def test_secure_aggregation_excludes_forgetting_and_going_on(more):
     said = refusal({"algo": "gaussian", "rounds": 1, "secagg": True, **more})
     assert "secagg = true hides what single sites send; to " in said

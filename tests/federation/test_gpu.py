@@ -7,10 +7,7 @@ those of the CPU.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -21,7 +18,6 @@ from client_app.learning import training
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.models import devices
 from tests.support.acting import CASES, left_behind
-from tests.support.given import Patch
 
 GPU = torch.device("meta")
 """Not ``cuda``, of which autograd asks the driver."""
@@ -33,28 +29,26 @@ class Pretended(Tensor):
     on_cpu: Tensor
 
     @staticmethod
-    def __new__(cls, real: Tensor) -> Pretended:
+    def __new__(cls, real):
         facts = {
             "dtype": real.dtype,
             "device": GPU,
             "strides": real.stride(),
             "storage_offset": real.storage_offset(),
         }
-        made: Pretended = torch.Tensor._make_wrapper_subclass(cls, real.shape, **facts)
+        made = torch.Tensor._make_wrapper_subclass(cls, real.shape, **facts)
         made.on_cpu = real
         return made
 
     @classmethod
-    def __torch_dispatch__(
-        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
         return called(function, args, kwargs or {})
 
-    def __repr__(self, **_: Any) -> str:
+    def __repr__(self, **_):
         return f"on the GPU: {self.on_cpu!r}"
 
 
-def each(change: Callable[[Tensor], Any], value: Any) -> Any:
+def each(change, value):
     """Return ``value`` with every tensor in it changed, in lists, tuples and dictionaries, too.
 
     This is ten times as fast as PyTorch's own function for it.
@@ -68,9 +62,9 @@ def each(change: Callable[[Tensor], Any], value: Any) -> Any:
     return value
 
 
-def tensors_in(*values: Any) -> list[Tensor]:
+def tensors_in(*values):
     """Return all tensors in the values, in order."""
-    found: list[Tensor] = []
+    found = []
     each(found.append, values)  # what it returns is not needed
     return found
 
@@ -78,13 +72,11 @@ def tensors_in(*values: Any) -> list[Tensor]:
 class Mode(TorchDispatchMode):
     """Catches operations without a pretended tensor, too: those that make one."""
 
-    def __torch_dispatch__(
-        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         return called(function, args, kwargs or {})
 
 
-def called(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+def called(function, args, kwargs):
     """Do a PyTorch operation on the CPU, and pretend that the result is where it would be.
 
     That is on the device that the operation names, or else on that of its arguments. RuntimeError
@@ -114,11 +106,11 @@ def called(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     return each(lambda real: known[id(real)] if id(real) in known else Pretended(real), result)
 
 
-def on_the_cpu(tensor: Tensor) -> Tensor:
+def on_the_cpu(tensor):
     return tensor.on_cpu if isinstance(tensor, Pretended) else tensor
 
 
-def refuse_company(name: str, tensors: list[Tensor]) -> None:
+def refuse_company(name, tensors):
     """Raise RuntimeError, as PyTorch does, if a tensor is on the CPU and others on the GPU.
 
     Tensors without dimensions are numbers, which may be, and so may the rows that are indexed.
@@ -133,11 +125,11 @@ def refuse_company(name: str, tensors: list[Tensor]) -> None:
 
 
 @contextmanager
-def pretended_gpu() -> Iterator[None]:
+def pretended_gpu():
     """Let clients and server find the pretended GPU while the block lasts."""
     make = torch.tensor
 
-    def made(*args: Any, device: Any = None, **options: Any) -> Tensor:
+    def made(*args, device=None, **options):
         """Do what `torch.tensor` does, in two operations, of which the second is caught."""
         return make(*args, **options).to(device)
 
@@ -164,7 +156,7 @@ ALGORITHMS = [
 ]
 
 
-def assert_the_same_on_both(folder: Path, changes: dict[str, Any]) -> None:
+def assert_the_same_on_both(folder, changes):
     """A run leaves the same behind on the CPU and on the pretended GPU."""
     settings = {"train_samples": 20, "test_samples": 10, "batch_size": 5} | changes
     with pytest.MonkeyPatch.context() as monkeypatch:
@@ -181,7 +173,7 @@ def assert_the_same_on_both(folder: Path, changes: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("algo", ALGORITHMS)
-def test_on_a_gpu_every_algorithm_does_what_it_does_on_the_cpu(algo: str, tmp_path: Path) -> None:
+def test_on_a_gpu_every_algorithm_does_what_it_does_on_the_cpu(algo, tmp_path):
     # its batches have twice the size: of 20 samples three of six, and a rest of two
     batch_size = 3 if algo == "per-fedavg" else 5
     assert_the_same_on_both(tmp_path, {"algo": algo, "batch_size": batch_size})
@@ -200,21 +192,19 @@ def test_on_a_gpu_every_algorithm_does_what_it_does_on_the_cpu(algo: str, tmp_pa
     ],
     ids=str,
 )
-def test_on_a_gpu_chosen_settings_do_what_they_do_on_the_cpu(
-    changes: dict[str, Any], tmp_path: Path
-) -> None:
+def test_on_a_gpu_chosen_settings_do_what_they_do_on_the_cpu(changes, tmp_path):
     assert_the_same_on_both(tmp_path, changes)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("key", CASES)
-def test_on_a_gpu_every_setting_does_what_it_does_on_the_cpu(key: str, tmp_path: Path) -> None:
+def test_on_a_gpu_every_setting_does_what_it_does_on_the_cpu(key, tmp_path):
     settings, other = CASES[key]
     name = key.replace("-", "_").replace(".", "__")
     assert_the_same_on_both(tmp_path, settings | {name: other})
 
 
-def test_the_pretended_gpu_refuses_company_from_the_cpu() -> None:
+def test_the_pretended_gpu_refuses_company_from_the_cpu():
     """Tensors there and here can be brought together, but not mixed, as on a real GPU."""
     with pretended_gpu():
         there = torch.ones(3, device=GPU)
@@ -233,12 +223,12 @@ def test_the_pretended_gpu_refuses_company_from_the_cpu() -> None:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "tf32"])
-def test_cuda_is_made_to_repeat_exactly(precision: str, monkeypatch: Patch) -> None:
+def test_cuda_is_made_to_repeat_exactly(precision, monkeypatch):
     """Opening a device asks PyTorch for deterministic algorithms, and touches the device.
 
     TensorFloat-32 is allowed only with the precision tf32.
     """
-    asked: list[object] = []
+    asked = []
     matmul = torch.backends.cuda.matmul
     cudnn = torch.backends.cudnn
     before = matmul.allow_tf32, cudnn.allow_tf32

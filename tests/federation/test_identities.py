@@ -4,19 +4,18 @@ Of the rows of metrics what both have is compared, and the models that the clien
 model must not use random numbers (dropout), or the private model draws others than it does alone.
 """
 
-from collections.abc import Callable
-from typing import Any
+from functools import cache
 
 import pytest
 
 from protofl_common.experiment.catalog import CATALOG
-from tests.support.harness import Outcome, run_config, run_federation
+from tests.support.harness import federate
 from tests.support.plain import CLIENTS
 from tests.support.results import assert_same_models, metrics, models_left
 
 HEADS = {"initial_weights": "own", "head": "orthogonal-shared"}
 """Settings under which heads do not train: FedGH's server has nothing to do, for example."""
-IDENTITIES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+IDENTITIES = {
     "fedprox": ("fedavg", {"fedprox__mu": 0.0}, {}),
     "moon": ("fedavg", {"moon__mu": 0.0}, {}),
     "fedper": ("fedavg", {"fedper__personal_layers": 0}, {}),
@@ -30,7 +29,7 @@ IDENTITIES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "fedrep": ("fedper", {}, HEADS | {"head": "orthogonal-frozen"}),
 }
 """Algorithm -> (the simpler one, the settings that make it that, settings of both)."""
-MODELS: list[tuple[str, str]] = []
+MODELS = []
 """Algorithm -> models with batch normalisation, and with layers for the fused step.
 
 The latter are of several architectures where that is possible.
@@ -39,33 +38,25 @@ for _algo in IDENTITIES:
     _fused = "htcnn-3" if CATALOG[_algo].exchange.needs_one_architecture else "small3"
     MODELS += [(_algo, "resnet4-imagenet-stem"), (_algo, _fused)]
 SMALL = {"train_samples": 45, "test_samples": 30}
-Run = Callable[[str, str, dict[str, Any]], Outcome]
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+def run(tmp_path_factory):
     """Return a function (algorithm, models, further settings) -> a small run, each made once."""
-    known: dict[str, Outcome] = {}
 
-    def once(algo: str, models: str, settings: dict[str, Any]) -> Outcome:
-        name = f"{algo} {models} {settings}"
-        if name not in known:
-            folder = tmp_path_factory.mktemp("run")
-            config = run_config(folder, algo=algo, models=models, **SMALL, **settings)
-            known[name] = run_federation(config, clients=CLIENTS)
-        return known[name]
+    def once(algo, models, **settings):
+        folder = tmp_path_factory.mktemp("run")
+        return federate(folder, CLIENTS, algo=algo, models=models, **SMALL, **settings)
 
-    return once
+    return cache(once)
 
 
 @pytest.mark.parametrize(("algo", "models"), MODELS)
-def test_an_algorithm_without_its_own_term_is_the_simpler_one(
-    algo: str, models: str, run: Run
-) -> None:
+def test_an_algorithm_without_its_own_term_is_the_simpler_one(algo, models, run):
     """`IDENTITIES` names the simpler algorithm: metrics and models are the same to the last bit."""
     simpler, switched_off, of_both = IDENTITIES[algo]
-    found = run(algo, models, switched_off | of_both)
-    wanted = run(simpler, models, of_both)
+    found = run(algo, models, **switched_off | of_both)
+    wanted = run(simpler, models, **of_both)
 
     if of_both:  # heads do not train, so a server that trains them has no figures
         assert "server" not in found.rows[0]

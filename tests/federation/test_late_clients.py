@@ -1,24 +1,21 @@
 """Clients that never train (``new-clients``), and that drop out of rounds (``drop-rate``)."""
 
 import re
-from pathlib import Path
-from typing import Any
 
 import pytest
 from flwr.app import MessageType
 
 from protofl_common.tools.tables.figure import Figure
 from server_app.network.membership import FederationError
-from tests.support.given import Printed
-from tests.support.harness import refusal, run_config, run_federation
-from tests.support.results import digests, without_times
+from tests.support.harness import federate, refusal
+from tests.support.results import digests, left_by, without_times
 
-SMALL: dict[str, Any] = {"models": "htcnn-1", "train_samples": 20, "test_samples": 20}
+SMALL = {"models": "htcnn-1", "train_samples": 20, "test_samples": 20}
 
 
-def sites_asked(outcome: Any, kind: str) -> list[set[str]]:
+def sites_asked(outcome, kind):
     """Return the sites that got a message of this kind, one set for each round."""
-    rounds: dict[str, set[str]] = {}
+    rounds = {}
     for message, _ in outcome.exchanged(kind):
         site = f"site-{message.metadata.dst_node_id - 1000}"
         rounds.setdefault(message.metadata.group_id, set()).add(site)
@@ -29,15 +26,12 @@ FIVE_SITES = {f"site-{i}" for i in range(5)}
 
 
 @pytest.mark.parametrize("algo", ["fedavg", "fedproto", "fedrep", "scaffold", "ditto", "gaussian"])
-def test_new_clients_are_asked_last_and_their_figures_stand_apart(
-    algo: str, tmp_path: Path, capsys: Printed
-) -> None:
+def test_new_clients_are_asked_last_and_their_figures_stand_apart(algo, tmp_path, capsys):
     """Two of five clients never train: accuracies are over the other three.
 
     Those of the two are a metric of their own.
     """
-    config = run_config(tmp_path, algo=algo, new_clients=2, new_client_epochs=2, **SMALL)
-    outcome = run_federation(config, clients=5)
+    outcome = federate(tmp_path, clients=5, algo=algo, new_clients=2, new_client_epochs=2, **SMALL)
 
     trained, trained_again = sites_asked(outcome, MessageType.TRAIN)
     assert len(trained) == len(trained_again) == 3
@@ -66,9 +60,7 @@ def test_new_clients_are_asked_last_and_their_figures_stand_apart(
     assert f"│ {name} │ {100 * new_mean:>5.2f} │" in capsys.readouterr().out
 
 
-def test_new_clients_change_nothing_of_the_others_and_train_as_they_are_told(
-    tmp_path: Path,
-) -> None:
+def test_new_clients_change_nothing_of_the_others_and_train_as_they_are_told(tmp_path):
     """New clients train for themselves before the final evaluation (new-client-epochs), or not.
 
     The global model and all rounds are the same in both cases.
@@ -78,7 +70,7 @@ def test_new_clients_change_nothing_of_the_others_and_train_as_they_are_told(
     for epochs in (0, 3):
         folder = tmp_path / str(epochs)
         settings = {"algo": "fedavg", "new_clients": 2, "new_client_epochs": epochs}
-        outcome = run_federation(run_config(folder, **settings, **SMALL), clients=4)
+        outcome = federate(folder, clients=4, **settings, **SMALL)
         found = digests(outcome.folder)
         # the folder "clients" has the new clients' own models, too
         global_tensors = {name: found[name] for name in found if "clients" not in name}
@@ -91,16 +83,16 @@ def test_new_clients_change_nothing_of_the_others_and_train_as_they_are_told(
     assert figures[0] != figures[1]
 
 
-def test_a_client_that_drops_out_is_not_heard_in_that_round_and_again_alike(tmp_path: Path) -> None:
+def test_a_client_that_drops_out_is_not_heard_in_that_round_and_again_alike(tmp_path):
     """With drop-rate other clients drop out in each round, in two equal runs the same ones."""
     settings = {"algo": "fedavg", "rounds": 4, "drop_rate": 0.4, **SMALL}
-    first = run_federation(run_config(tmp_path / "first", **settings), clients=5)
-    again = run_federation(run_config(tmp_path / "again", **settings), clients=5)
+    first = federate(tmp_path / "first", clients=5, **settings)
+    again = federate(tmp_path / "again", clients=5, **settings)
 
-    assert without_times(first.rows) == without_times(again.rows)
-    assert [row["asked"] for row in first.rows] == [5, 5, 5, 5, 5]
+    assert left_by(first.folder) == left_by(again.folder)
+    assert first.per_row("asked") == [5, 5, 5, 5, 5]
 
-    *rounds, final = [row["failed"] for row in first.rows]
+    *rounds, final = first.per_row("failed")
     assert final == {}
     for failed, asked in zip(rounds, sites_asked(first, MessageType.TRAIN), strict=True):
         assert set(failed.values()) <= {"dropped out (drop-rate)"}
@@ -108,9 +100,8 @@ def test_a_client_that_drops_out_is_not_heard_in_that_round_and_again_alike(tmp_
     assert len({tuple(failed) for failed in rounds}) > 1
 
 
-def test_clients_of_a_new_domain_never_train(tmp_path: Path) -> None:
-    config = run_config(tmp_path, algo="fedavg", new_domain="scanned", rounds=1, **SMALL)
-    outcome = run_federation(config, clients=7)
+def test_clients_of_a_new_domain_never_train(tmp_path):
+    outcome = federate(tmp_path, clients=7, algo="fedavg", new_domain="scanned", rounds=1, **SMALL)
 
     clients = outcome.summary["clients"]
     held_out = {site for site, facts in clients.items() if facts["domain"] == "scanned"}
@@ -131,48 +122,28 @@ def test_clients_of_a_new_domain_never_train(tmp_path: Path) -> None:
         ({"new_clients": 3}, "new-clients = 3: no client is left to train"),
     ],
 )
-def test_new_clients_that_are_nobody_or_everybody_are_refused(
-    held_out: dict[str, Any], said: str, tmp_path: Path
-) -> None:
+def test_new_clients_that_are_nobody_or_everybody_are_refused(held_out, said, tmp_path):
     with pytest.raises(FederationError, match=said):
-        run_federation(run_config(tmp_path, join_timeout=5.0, **held_out, **SMALL), clients=3)
+        federate(tmp_path, clients=3, join_timeout=5.0, **held_out, **SMALL)
 
 
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        (
-            {"secagg": True, "drop-rate": 0.1},
-            "drop-rate = 0.1: secagg = true forbids sums over different clients",
-        ),
-        (
-            {"secagg": True, "new-clients": 1},
-            "new-clients = 1: secagg = true hides the single figures",
-        ),
-        (
-            {"dp": "sample", "norm": "group", "new-clients": 1},
-            "new-clients = 1: the privacy ledger counts rounds",
-        ),
-    ],
-)
-def test_protections_that_could_not_hold_refuse_new_clients_and_drop_outs(
-    settings: dict[str, Any], said: str
-) -> None:
-    assert re.search(said, refusal({"algo": "fedavg"} | settings))
+OWN = {"site-name": "north", "data-dir": "/data", "dataset": "arrays", "classes": "0,1"}
+SHARE = {"partition-id": 0, "num-partitions": 3, "state-dir": "/state", "max-epochs": 5}
+NOT_OWN = "only for clients that divide a data set"
 
 
-@pytest.mark.parametrize(
-    ("key", "value"), [("drop-rate", 0.2), ("new-clients", 1), ("new-domain", "ward")]
-)
-def test_sites_with_data_of_their_own_are_no_new_clients_and_do_not_drop_out(
-    key: str, value: Any
-) -> None:
-    node = {"site-name": "north", "data-dir": "/data", "dataset": "arrays", "classes": "0,1"}
-    said = refusal({"algo": "fedavg", "partition": "own", key: value}, node)
-    assert said.startswith(f"{key} = {value!r}: only for clients that divide a data set")
-
-
-def test_a_site_refuses_more_epochs_as_a_new_client_than_it_takes() -> None:
-    node = {"partition-id": 0, "num-partitions": 3, "state-dir": "/state", "max-epochs": 5}
-    said = refusal({"algo": "fedavg", "new-clients": 1, "new-client-epochs": 6}, node)
-    assert "new-client-epochs = 6: this site takes at most 5" in said
+@pytest.mark.parametrize(("settings", "node", "said"), [
+    ({"secagg": True, "drop-rate": 0.1}, None,
+     "drop-rate = 0.1: secagg = true forbids sums over different clients"),
+    ({"secagg": True, "new-clients": 1}, None,
+     "new-clients = 1: secagg = true hides the single figures"),
+    ({"dp": "sample", "norm": "group", "new-clients": 1}, None,
+     "new-clients = 1: the privacy ledger counts rounds"),
+    ({"partition": "own", "drop-rate": 0.2}, OWN, f"^drop-rate = 0.2: {NOT_OWN}"),
+    ({"partition": "own", "new-clients": 1}, OWN, f"^new-clients = 1: {NOT_OWN}"),
+    ({"partition": "own", "new-domain": "ward"}, OWN, f"^new-domain = 'ward': {NOT_OWN}"),
+    ({"new-clients": 1, "new-client-epochs": 6}, SHARE,
+     "new-client-epochs = 6: this site takes at most 5"),
+])  # fmt: skip
+def test_new_clients_and_drop_outs_are_refused_where_they_cannot_be(settings, node, said):
+    assert re.search(said, refusal({"algo": "fedavg"} | settings, node))

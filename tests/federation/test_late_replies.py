@@ -1,9 +1,6 @@
 """Replies that come after their round has closed count in a later one (``late``)."""
 
 import json
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -19,24 +16,23 @@ from server_app.network.exchange import MessageExchange
 from server_app.network.late import LateReplies, LateReply
 from server_app.run.replies import Upload
 from tests.support.accidents import a_round_late, on_round
-from tests.support.attacks import failing
+from tests.support.attacks import both, failing
 from tests.support.fakes import server_of
-from tests.support.given import Patch, Printed
-from tests.support.harness import LocalGrid, Outcome, Tamper, refusal, run_config, run_federation
+from tests.support.harness import federate, refusal
 from tests.support.results import assert_same
 from tests.support.sites import NORTH, SOUTH, Three
 
-SMALL: dict[str, Any] = {"models": "mnist-cnn", "train_samples": 10, "test_samples": 20}
+SMALL = {"models": "mnist-cnn", "train_samples": 10, "test_samples": 20}
 SLOW = SMALL | {"slow_rate": 0.25, "slow_factor": 2, "rounds": 6, "run_name": "mine"}
 SUPPORTING = [name for name, row in CATALOG.items() if "late" in row.supports]
 
 
-def run(folder: Path, tamper: Tamper | None = None, **settings: Any) -> Outcome:
+def run(folder, tamper=None, **settings):
     """Run four simulated clients, of which one is slow: its replies come two rounds later."""
-    return run_federation(run_config(folder, **SLOW | settings), clients=4, tamper=tamper)
+    return federate(folder, clients=4, tamper=tamper, **SLOW | settings)
 
 
-def of_rounds(outcome: Outcome, key: str) -> list[Any]:
+def of_rounds(outcome, key):
     """Return an entry of each round's row, without the final evaluation's."""
     return [row.get(key) for row in outcome.rows if row["kind"] == "round"]
 
@@ -44,7 +40,7 @@ def of_rounds(outcome: Outcome, key: str) -> list[Any]:
 # -- among simulated clients ---------------------------------------------------------------------
 
 
-def test_a_slow_client_counts_in_a_later_round(tmp_path: Path, capsys: Printed) -> None:
+def test_a_slow_client_counts_in_a_later_round(tmp_path, capsys):
     """One client's reply to round 1 counts in round 3, and its reply to round 4 in round 6.
 
     Meanwhile it is at work and is asked nothing.
@@ -64,7 +60,7 @@ def test_a_slow_client_counts_in_a_later_round(tmp_path: Path, capsys: Printed) 
     assert known.reason == "round 6: its reply to round 4 counted"
 
 
-def test_late_replies_that_are_discarded_change_nothing(tmp_path: Path) -> None:
+def test_late_replies_that_are_discarded_change_nothing(tmp_path):
     """Without late = 'next-round' the same client is late in the same rounds, and counts never."""
     discarded = run(tmp_path / "discarded")
     counted = run(tmp_path / "counted", late="next-round")
@@ -76,14 +72,14 @@ def test_late_replies_that_are_discarded_change_nothing(tmp_path: Path) -> None:
     assert not any(of_rounds(discarded, "counted-late"))
     assert of_rounds(counted, "asked") == of_rounds(discarded, "asked")
 
-    def bytes_up(outcome: Outcome) -> int:
+    def bytes_up(outcome):
         return sum(row["bytes"]["up"] for row in outcome.rows)
 
     assert bytes_up(discarded) < bytes_up(counted), "only what counts is added up"
 
 
 @pytest.mark.parametrize("algo", SUPPORTING)
-def test_a_run_with_slow_clients_repeats_to_the_bit(algo: str, tmp_path: Path) -> None:
+def test_a_run_with_slow_clients_repeats_to_the_bit(algo, tmp_path):
     first = run(tmp_path / "first", algo=algo, late="next-round", rounds=4)
     again = run(tmp_path / "again", algo=algo, late="next-round", rounds=4)
 
@@ -95,19 +91,19 @@ def test_a_run_with_slow_clients_repeats_to_the_bit(algo: str, tmp_path: Path) -
 
 
 @pytest.fixture
-def three(tmp_path: Path) -> Three:
+def three(tmp_path):
     return Three(tmp_path)
 
 
 IMPATIENT = {"late": "next-round", "min_wait": 0.0, "round_timeout": 60.0, "algo": "fedavg"}
 
 
-def test_a_round_does_not_wait_for_a_slow_site(three: Three) -> None:
+def test_a_round_does_not_wait_for_a_slow_site(three):
     """South's replies to rounds 1 and 3 come a round late; when they are there, it is asked again.
 
     No round takes the whole time limit, not even the first.
     """
-    grids: list[LocalGrid] = []
+    grids = []
     late = a_round_late(grids, "13", node=SOUTH)
 
     outcome = three.run(late, grids.append, rounds=5, **IMPATIENT)
@@ -122,17 +118,14 @@ def test_a_round_does_not_wait_for_a_slow_site(three: Three) -> None:
 
 
 @pytest.mark.parametrize("late", ["discard", "next-round"])
-def test_a_site_that_fails_late_says_why(late: str, three: Three) -> None:
+def test_a_site_that_fails_late_says_why(late, three):
     """South's error in round 1 arrives in round 2, and is in the row and in `protofl status`."""
-    grids: list[LocalGrid] = []
+    grids = []
     arrives_late = a_round_late(grids, "1", node=SOUTH)
     fails_in_round_1 = on_round(1, SOUTH, failing(ERROR_CODE, "its disk is full"))
 
-    def tamper(message: Any, reply: Any) -> Any:
-        return arrives_late(message, fails_in_round_1(message, reply))
-
     impatient = IMPATIENT | {"late": late, "round_timeout": 1.0}
-    outcome = three.run(tamper, grids.append, rounds=2, **impatient)
+    outcome = three.run(both(fails_in_round_1, arrives_late), grids.append, rounds=2, **impatient)
 
     why = "its reply to round 1 failed: its disk is full"
     assert of_rounds(outcome, "missing") == [["south"], []]
@@ -140,16 +133,16 @@ def test_a_site_that_fails_late_says_why(late: str, three: Three) -> None:
     assert KnownRun(outcome.folder).known_sites()["south"].reason == f"round 2: {why}"
 
 
-def test_for_whom_a_round_waits_is_told_meanwhile(three: Three, monkeypatch: Patch) -> None:
+def test_for_whom_a_round_waits_is_told_meanwhile(three, monkeypatch):
     """Round 2 waits for south: events tell that, and a file tells `protofl status`.
 
     The file is gone when the round closes.
     """
     monkeypatch.setattr("server_app.network.exchange.LOOK_AROUND_SECONDS", 0.0)
     monkeypatch.setattr("server_app.network.waiting.FIRST_WORD_SECONDS", 0.0)
-    told: list[Any] = []
+    told = []
 
-    def note(event: Any) -> None:
+    def note(event):
         told.append((event, RunFolder(three.folder / "runs" / "first").awaited()))
 
     monkeypatch.setattr("server_app.network.waiting.emit", note)
@@ -168,41 +161,38 @@ def test_for_whom_a_round_waits_is_told_meanwhile(three: Three, monkeypatch: Pat
     assert not (outcome.folder / WAITING).exists()
 
 
-def test_a_round_with_too_few_replies_waits_for_late_ones(three: Three) -> None:
+def test_a_round_with_too_few_replies_waits_for_late_ones(three):
     """With north and south at work, east alone would be the whole mean of round 2.
 
     So round 1 is void, as one reply is too few, and round 2 waits for both.
     """
-    grids: list[LocalGrid] = []
+    grids = []
     north = a_round_late(grids, "1", node=NORTH)
     south = a_round_late(grids, "1", node=SOUTH)
 
-    def both(message: Any, reply: Any) -> Any:
-        return north(message, reply) and south(message, reply)
-
     settings = IMPATIENT | {"round_timeout": 8.0}  # all of which round 1 waits
-    outcome = three.run(both, grids.append, rounds=2, **settings, min_replies=1, liars=0)
+    outcome = three.run(
+        both(north, south), grids.append, rounds=2, min_replies=1, liars=0, **settings
+    )
 
     assert outcome.rows[0]["void"]
     assert outcome.rows[1]["counted-late"] == {"north": 1, "south": 1}
 
 
-def test_a_reply_counts_once_and_never_after_a_newer_one(
-    tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_a_reply_counts_once_and_never_after_a_newer_one(tmp_path, monkeypatch):
     """A client's reply to round 1 comes again in every round after it, and counts in round 2 only.
 
     From round 3 on the client also replies in time, and that counts.
     """
     take = LateReplies.take
     hold_back = LateReplies.hold_back
-    first: dict[str, LateReply] = {}
+    first = {}
 
-    def take_again(late: LateReplies, number: int) -> dict[str, LateReply]:
+    def take_again(late, number):
         first.update(take(late, number))
         return first if number > 1 else {}
 
-    def in_time_from_the_third_on(late: LateReplies, number: int, replies: Any) -> Any:
+    def in_time_from_the_third_on(late, number, replies):
         return replies if number > 2 else hold_back(late, number, replies)
 
     monkeypatch.setattr(LateReplies, "take", take_again)
@@ -217,11 +207,11 @@ def test_a_reply_counts_once_and_never_after_a_newer_one(
     assert of_rounds(outcome, "valid") == [3, 3, 4, 4]
 
 
-def test_a_late_reply_is_checked_like_any_other(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_a_late_reply_is_checked_like_any_other(tmp_path, monkeypatch):
     """Here the server takes a late reply for one to the round after, which it is not."""
     take = LateReplies.take
 
-    def of_another_round(late: LateReplies, number: int) -> dict[str, LateReply]:
+    def of_another_round(late, number):
         taken = take(late, number)
         return {site: LateReply(reply.round + 1, reply.content) for site, reply in taken.items()}
 
@@ -234,17 +224,17 @@ def test_a_late_reply_is_checked_like_any_other(tmp_path: Path, monkeypatch: Pat
     assert not any(of_rounds(outcome, "counted-late"))
 
 
-def test_with_discard_nobody_is_taken_to_be_at_work(three: Three, monkeypatch: Patch) -> None:
+def test_with_discard_nobody_is_taken_to_be_at_work(three, monkeypatch):
     """South is late in round 2, and is asked in round 3 like the others."""
     seen = []
     at_work = MessageExchange.at_work
 
-    def noted(exchange: MessageExchange) -> set[str]:
+    def noted(exchange):
         seen.append(at_work(exchange))
         return seen[-1]
 
     monkeypatch.setattr(MessageExchange, "at_work", noted)
-    grids: list[LocalGrid] = []
+    grids = []
 
     discard = IMPATIENT | {"late": "discard"}
     three.run(a_round_late(grids, "2", node=SOUTH), grids.append, rounds=3, **discard)
@@ -255,7 +245,7 @@ def test_with_discard_nobody_is_taken_to_be_at_work(three: Three, monkeypatch: P
 # -- what it weighs, and what is refused ---------------------------------------------------------
 
 
-def merge_zeros_and_sixes(server: Any, payload: Callable[[float], Payload], factor: float) -> None:
+def merge_zeros_and_sixes(server, payload, factor):
     """Let a server merge the upload of one client, of zeros, and a late one of sixes.
 
     The late one's weight is multiplied by ``factor``, so the mean is 6 · factor / (1 + factor).
@@ -270,8 +260,8 @@ WEIGHED = pytest.mark.parametrize(("factor", "mean"), [(1.0, 3.0), (0.5, 2.0)])
 
 @WEIGHED
 @pytest.mark.parametrize("weighting", ["counts", "uniform"])
-def test_by_hand_a_late_prototype_weighs_less(weighting: str, factor: float, mean: float) -> None:
-    def prototype(value: float) -> Payload:
+def test_by_hand_a_late_prototype_weighs_less(weighting, factor, mean):
+    def prototype(value):
         means = torch.tensor([[value]])
         return Payload(prototypes=Prototypes(means, torch.tensor([0]), torch.tensor([7])))
 
@@ -283,10 +273,10 @@ def test_by_hand_a_late_prototype_weighs_less(weighting: str, factor: float, mea
 
 @WEIGHED
 @pytest.mark.parametrize("algo", ["fedavg", "pfedme"])
-def test_by_hand_late_weights_weigh_less(algo: str, factor: float, mean: float) -> None:
+def test_by_hand_late_weights_weigh_less(algo, factor, mean):
     server = server_of(algo)
 
-    def weights(value: float) -> Payload:
+    def weights(value):
         return Payload(weights={name: w * 0 + value for name, w in server.weights.items()})
 
     merge_zeros_and_sixes(server, weights, factor)
@@ -296,16 +286,14 @@ def test_by_hand_late_weights_weigh_less(algo: str, factor: float, mean: float) 
 
 
 @pytest.mark.parametrize(("staleness", "factor"), [(0.0, 1.0), (0.5, 3**-0.5), (1.0, 1 / 3)])
-def test_age_lessens_the_weight_by_staleness(
-    staleness: float, factor: float, tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_age_lessens_the_weight_by_staleness(staleness, factor, tmp_path, monkeypatch):
     """A reply to round 1 that counts in round 3 has age 2: its weight is (1 + age)^−staleness."""
     from server_app.strategies.fedproto import FedProto
 
     merge = FedProto.merge
     factors = []
 
-    def noted(server: Any, uploads: list[Upload]) -> dict[str, float]:
+    def noted(server, uploads):
         factors.append([upload.age_factor for upload in uploads if upload.age])
         return merge(server, uploads)
 
@@ -316,14 +304,14 @@ def test_age_lessens_the_weight_by_staleness(
 
 
 @pytest.mark.parametrize("algo", sorted(CATALOG.keys() - set(SUPPORTING)))
-def test_an_algorithm_that_does_not_declare_late_replies_refuses_them(algo: str) -> None:
+def test_an_algorithm_that_does_not_declare_late_replies_refuses_them(algo):
     said = refusal({"algo": algo, "late": "next-round"})
     assert f"late = 'next-round': the row of {algo} does not declare" in said
     assert "choose discard, or an algo of ditto, fedavg" in said
 
 
 SECURE = {"secagg": True}
-IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
+IMPOSSIBLE = [
     (
         SECURE | {"late": "next-round"},
         "late = 'next-round': secagg = true hides the single uploads that it needs",
@@ -335,7 +323,5 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("settings", "said"), IMPOSSIBLE)
-def test_settings_of_late_replies_that_cannot_be_are_refused(
-    settings: dict[str, Any], said: str
-) -> None:
+def test_settings_of_late_replies_that_cannot_be_are_refused(settings, said):
     assert said in refusal(settings)

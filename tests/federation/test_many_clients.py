@@ -3,7 +3,6 @@
 Memory, files written again, models built to be counted.
 """
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,12 +15,11 @@ from server_app.callbacks import artifacts
 from server_app.callbacks.base import ActiveRun
 from server_app.network import membership
 from server_app.network.admission import FederationError, must_agree
-from tests.support.given import Patch
-from tests.support.harness import run_config, run_federation
+from tests.support.harness import federate, run_config, run_federation
 from tests.support.plain import assert_equal
 from tests.support.results import without_times
 
-SMALL: dict[str, Any] = {
+SMALL = {
     "dataset": "digits",
     "partition": "iid",
     "train_samples": 10,
@@ -32,15 +30,15 @@ SMALL: dict[str, Any] = {
 SITES = ["site-0", "site-1", "site-2"]
 
 
-def noting(monkeypatch: Patch, place: Any, name: str, argument: int) -> list[Any]:
+def noting(monkeypatch, place, name, argument):
     """Let a function of a module note the values of one of its arguments, by its position.
 
     Return the list that they are noted in.
     """
     function = getattr(place, name)
-    values: list[Any] = []
+    values = []
 
-    def noted(*arguments: Any) -> Any:
+    def noted(*arguments):
         values.append(arguments[argument])
         return function(*arguments)
 
@@ -48,23 +46,21 @@ def noting(monkeypatch: Patch, place: Any, name: str, argument: int) -> list[Any
     return values
 
 
-def test_many_are_asked_in_turns_and_nothing_grows_with_them(
-    tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_many_are_asked_in_turns_and_nothing_grows_with_them(tmp_path, monkeypatch):
     """Introductions and the final evaluation go to two of three clients at a time.
 
     Prototypes of single clients are written in every other round and at the end. The run leaves
     what an ordinary one leaves, and the server's memory keeps no rows of clients.
     """
-    wanted = run_federation(run_config(tmp_path / "few", rounds=3, **SMALL), clients=3)
+    wanted = federate(tmp_path / "few", clients=3, rounds=3, **SMALL)
 
     monkeypatch.setattr(rounds, "SITES_AT_ONCE", 2)
     monkeypatch.setattr(membership, "SITES_AT_ONCE", 2)
     monkeypatch.setattr(artifacts, "MOST_VECTORS_EACH_ROUND", 0)
     monkeypatch.setattr(artifacts, "ROUNDS_BETWEEN_WRITES", 2)
-    runs: list[ActiveRun] = []
+    runs = []
 
-    def remembered(*arguments: Any) -> ActiveRun:
+    def remembered(*arguments):
         runs.append(ActiveRun(*arguments))
         return runs[0]
 
@@ -72,7 +68,7 @@ def test_many_are_asked_in_turns_and_nothing_grows_with_them(
     asked = noting(monkeypatch, rounds, "_contents", argument=1)  # the sites
     introduced = noting(monkeypatch, membership, "push_each", argument=1)  # the messages
     written = noting(monkeypatch, artifacts, "_write_owned", argument=3)  # the round
-    found = run_federation(run_config(tmp_path / "many", rounds=3, **SMALL), clients=3)
+    found = federate(tmp_path / "many", clients=3, rounds=3, **SMALL)
 
     assert [len(messages) for messages in introduced] == [2, 1]
     # three rounds, and the final evaluation in two turns
@@ -90,10 +86,10 @@ def test_many_are_asked_in_turns_and_nothing_grows_with_them(
     assert_equal(found_tensors, tensors)
 
 
-def test_introductions_build_a_model_of_each_kind_once(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_introductions_build_a_model_of_each_kind_once(tmp_path, monkeypatch):
     """A model is built to learn if it works, once for all clients with the same architecture."""
 
-    def cards(folder: str) -> list[Any]:
+    def cards(folder):
         """Make a run of four clients, and return how they introduce themselves."""
         config = run_config(tmp_path / folder, algo="fedavg", rounds=1, models="cnn4", **SMALL)
         outcome = run_federation(config, clients=4)
@@ -102,7 +98,7 @@ def test_introductions_build_a_model_of_each_kind_once(tmp_path: Path, monkeypat
     class Never(dict[Any, Any]):
         """Forgets at once what it is told."""
 
-        def __contains__(self, key: object) -> bool:
+        def __contains__(self, key):
             return False
 
     checked = noting(monkeypatch, introduction, "check_model", 1)
@@ -116,7 +112,7 @@ def test_introductions_build_a_model_of_each_kind_once(tmp_path: Path, monkeypat
     assert len(checked) == 1 + 4
 
 
-def test_what_one_site_says_of_itself_does_not_flood_the_servers_log() -> None:
+def test_what_one_site_says_of_itself_does_not_flood_the_servers_log():
     """South names 100,000 classes; the error about classes that differ stays short."""
     said = {"north": "a, b", "south": ", ".join(map(str, range(100_000)))}
     with pytest.raises(FederationError) as error:

@@ -1,8 +1,5 @@
 """The audit: its statistics by hand, and what it finds in small runs."""
 
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -11,11 +8,10 @@ from protofl_common.report.page import write_report
 from protofl_common.runs.folder import SITES, RunFolder
 from protofl_common.tools.cli.audit import Candidates, audit, finding
 from tests.support.commands import output
-from tests.support.given import Patch, Printed
-from tests.support.harness import run_config, run_federation
+from tests.support.harness import federate
 from tests.support.pages import Page
 
-TINY_RUN: dict[str, Any] = {
+TINY_RUN = {
     "dataset": "digits",
     "partition": "iid",
     "test_samples": 100,
@@ -27,7 +23,7 @@ TINY_RUN: dict[str, Any] = {
 }
 
 
-def test_advantage_and_its_error_by_hand() -> None:
+def test_advantage_and_its_error_by_hand():
     """Three classes: the arrays are the scores of members and of other candidates.
 
     A member scores above a share of the others, the AUC. The advantage is 2 AUC − 1, weighted over
@@ -52,11 +48,11 @@ def test_advantage_and_its_error_by_hand() -> None:
     assert found.by_chance == pytest.approx(1 / 4 + 2 / 3)  # members among the candidates
 
 
-def test_without_candidates_nothing_is_found() -> None:
+def test_without_candidates_nothing_is_found():
     assert finding([]) is None
 
 
-def test_guessing_is_above_chance_as_rarely_as_it_should_be() -> None:
+def test_guessing_is_above_chance_as_rarely_as_it_should_be():
     """Random scores, 300 times: the errors are right, and 1 % at most are called above chance."""
     draw = np.random.default_rng(0)
     findings = []
@@ -69,24 +65,18 @@ def test_guessing_is_above_chance_as_rarely_as_it_should_be() -> None:
     assert sum(each.above_chance for each in findings) <= 3
 
 
-def audited(
-    folder: Path, algo: str, clients: int = 4, **changes: Any
-) -> tuple[Path, dict[tuple[str, str], Any]]:
+def audited(folder, algo, clients=4, **changes):
     """Make a run, and return its folder and what the audit finds, by attack and samples of a class.
 
     Its clients have joined in another order than that of their numbers, as they do in processes.
     """
-    run = run_federation(
-        run_config(folder, algo=algo, **TINY_RUN | changes), clients=clients
-    ).folder
+    run = federate(folder, clients=clients, algo=algo, **TINY_RUN | changes).folder
     facts = RunFolder(run).sites()
     RunFolder(run).write(SITES, {**facts, "sites": dict(reversed(facts["sites"].items()))})
     return run, {(found["attack"], found["samples"]): found for found in audit(run)}
 
 
-def test_a_run_without_protection_names_members_in_red(
-    tmp_path: Path, capsys: Printed, monkeypatch: Patch
-) -> None:
+def test_a_run_without_protection_names_members_in_red(tmp_path, capsys, monkeypatch):
     """Of classes with one to three samples the attack on prototypes names a member each time.
 
     The report and the command warn of it.
@@ -105,7 +95,7 @@ def test_a_run_without_protection_names_members_in_red(
     assert "likeliest" in output(capsys, "audit", run).out
 
 
-def test_the_class_means_of_gaussian_heads_name_members(tmp_path: Path) -> None:
+def test_the_class_means_of_gaussian_heads_name_members(tmp_path):
     """They are attacked as prototypes are, and name a member of nine small classes in ten."""
     _, findings = audited(tmp_path / "plain", algo="gaussian", backbones="glyphs", local_epochs=1)
     assert {attack for attack, _ in findings} == {"prototypes"}
@@ -116,19 +106,19 @@ def test_the_class_means_of_gaussian_heads_name_members(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def _noise_of_a_seed(monkeypatch: Patch) -> None:
+def _noise_of_a_seed(monkeypatch):
     """Let the noise be the same in every run of a test: by chance an attack may win against it."""
     draw = np.random.default_rng(1)
     monkeypatch.setattr("client_app.protections.differential_privacy.fresh_draw", lambda: draw)
 
 
 @pytest.mark.usefixtures("_noise_of_a_seed")
-def test_the_moments_that_are_attacked_are_those_with_noise(tmp_path: Path) -> None:
+def test_the_moments_that_are_attacked_are_those_with_noise(tmp_path):
     """The audit finds members with an ε as good as no noise, and none with ε = 1.
 
     It needs what clients sent, which a run stores only if it is revocable.
     """
-    noisy: dict[str, Any] = {
+    noisy = {
         "algo": "gaussian",
         "backbones": "glyphs",
         "dp": "sample",
@@ -145,7 +135,7 @@ def test_the_moments_that_are_attacked_are_those_with_noise(tmp_path: Path) -> N
         audited(tmp_path / "unknown", **noisy, gaussian__revocable=False)
 
 
-def test_of_classes_below_the_least_number_there_is_nothing_to_name(tmp_path: Path) -> None:
+def test_of_classes_below_the_least_number_there_is_nothing_to_name(tmp_path):
     """With min-class-samples = 4 no prototype is of one to three samples, so none is attacked."""
     uneven = {"partition": "dirichlet", "alpha": 0.2, "train_samples": 60}
     _, findings = audited(tmp_path, "fedproto", clients=2, min_class_samples=4, **uneven)
@@ -155,7 +145,7 @@ def test_of_classes_below_the_least_number_there_is_nothing_to_name(tmp_path: Pa
 
 
 @pytest.mark.usefixtures("_noise_of_a_seed")
-def test_under_epsilon_1_the_attack_on_prototypes_falls_to_chance(tmp_path: Path) -> None:
+def test_under_epsilon_1_the_attack_on_prototypes_falls_to_chance(tmp_path):
     """The prototypes are of the same features, of a model that does not train, in both runs."""
     settings = {"algo": "fedproto", "train_samples": 20}
     _, plain = audited(tmp_path / "open", **settings)
@@ -165,15 +155,13 @@ def test_under_epsilon_1_the_attack_on_prototypes_falls_to_chance(tmp_path: Path
     assert not noisy["prototypes", "all"]["above_chance"]
 
 
-def test_sums_over_the_clients_cannot_be_audited(tmp_path: Path) -> None:
+def test_sums_over_the_clients_cannot_be_audited(tmp_path):
     said = "nothing to attack: with secure aggregation no message is that of one client"
     with pytest.raises(SettingsError, match=said):
         audited(tmp_path, "fedproto", secagg=True)
 
 
-def test_a_run_whose_models_are_elsewhere_cannot_be_audited(
-    tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_a_run_whose_models_are_elsewhere_cannot_be_audited(tmp_path, monkeypatch):
     """Clients with a state-dir of their own keep their models there, as sites do."""
     monkeypatch.chdir(tmp_path)
     said = "no model of the client; give a finished simulation"

@@ -3,20 +3,23 @@
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from torch import nn
 
 from protofl_common.models.trained import TrainedModel
-from protofl_common.tools.cli import main
 from protofl_common.tools.inference import Predictor
 from server_app.network.membership import FederationError
 from server_app.strategies import fedavg
-from tests.support.commands import output
-from tests.support.given import Patch, Printed
-from tests.support.harness import Outcome, client_of, refusal, run_config, run_federation
+from tests.support.commands import exported, output
+from tests.support.harness import (
+    client_of,
+    federate,
+    refusal,
+    run_config,
+    run_federation,
+)
 
 NETS = """
 import math
@@ -69,7 +72,7 @@ def fails(input_shape, feature_dim):
 
 
 @pytest.fixture
-def nets(tmp_path: Path, monkeypatch: Patch) -> str:
+def nets(tmp_path, monkeypatch):
     name = f"nets_{tmp_path.name.replace('-', '_')}"
     (tmp_path / f"{name}.py").write_text(NETS)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -77,7 +80,7 @@ def nets(tmp_path: Path, monkeypatch: Patch) -> str:
 
 
 @pytest.fixture
-def kinds(tmp_path: Path) -> dict[str, dict[str, Any]]:
+def kinds(tmp_path):
     """Return kind of data -> the settings of a run on it, with small files of each.
 
     The texts are of three subjects; the signals are waves in three frequencies and two channels,
@@ -123,12 +126,12 @@ def kinds(tmp_path: Path) -> dict[str, dict[str, Any]]:
     }
 
 
-def accuracy(run: Outcome) -> float:
+def accuracy(run):
     """Return the better of the accuracies by head and by prototypes at the end of a run."""
     return max(figures["weighted"] for figures in run.rows[-1]["accuracy"].values())
 
 
-LEARN: dict[str, Any] = {
+LEARN = {
     "rounds": 4,
     "local_epochs": 3,
     "train_samples": 0,
@@ -141,28 +144,19 @@ FEDPROTO = [("fedproto", kind) for kind in ("table", "signal", "text")]
 
 
 @pytest.mark.parametrize(("algo", "kind"), [*FEDPROTO, ("local", "table"), ("fedtgp", "text")])
-def test_unlike_networks_learn_all_kinds_of_data(
-    tmp_path: Path, kinds: Any, kind: str, algo: str
-) -> None:
+def test_unlike_networks_learn_all_kinds_of_data(tmp_path, kinds, kind, algo):
     """Three clients with networks of three kinds; of three classes guessing is right in a third."""
-    run = run_federation(run_config(tmp_path, algo=algo, **kinds[kind], **LEARN), clients=3)
+    run = federate(tmp_path, clients=3, algo=algo, **kinds[kind], **LEARN)
     assert accuracy(run) > 0.6
     assert len({site["arch"] for site in run.summary["clients"].values()}) == 3
 
 
 @pytest.mark.parametrize("kind", ["table", "signal", "text"])
-def test_weights_are_averaged_exported_and_predict(
-    tmp_path: Path, kinds: Any, kind: str, capsys: Printed
-) -> None:
-    """An exported model predicts as its client did, in Python and on the command line.
-
-    A sample of another shape is refused.
-    """
+def test_weights_are_averaged_exported_and_predict(tmp_path, kinds, kind, capsys):
+    """An exported model predicts as its client did, in Python and on the command line."""
     config = run_config(tmp_path, algo="fedavg", **kinds[kind])
     run = run_federation(config, clients=3)
-    out = tmp_path / "model"
-
-    assert main(["export", str(run.folder), "--site", "site-1", "--out", str(out)]) == 0
+    out = exported(run.folder, tmp_path / "model", "site-1")
 
     data = client_of(config, partition=1).data
     labels = [prediction.label for prediction in Predictor.load(out).predict(data.test_inputs)]
@@ -175,15 +169,8 @@ def test_weights_are_averaged_exported_and_predict(
 
     assert [json.loads(line)["label"] for line in lines] == labels
 
-    np.save(tmp_path / "y.npy", np.zeros((1, 99)))
-    error = output(capsys, "predict", out, tmp_path / "y.npy", status=1).err
 
-    assert "a sample is float32 [99]; the model takes" in error
-
-
-def test_rows_of_a_file_are_predicted_from_the_columns_of_the_run(
-    tmp_path: Path, kinds: Any, capsys: Printed
-) -> None:
+def test_rows_of_a_file_are_predicted_from_the_columns_of_the_run(tmp_path, kinds, capsys):
     """The run's columns may stand in any order and among other columns."""
     file = Path(kinds["text"]["data_dir"])
     rows = []
@@ -193,7 +180,7 @@ def test_rows_of_a_file_are_predicted_from_the_columns_of_the_run(
         rows.append({"label": label, "title": title, "body": body})
     write_table(file, ["label", "title", "body"], rows)
 
-    run = run_federation(run_config(tmp_path, algo="fedproto", **kinds["text"]), clients=1)
+    run = federate(tmp_path, clients=1, algo="fedproto", **kinds["text"])
 
     console = capsys.readouterr().out
     assert "inputs: the columns title, body together" in console.splitlines()
@@ -202,8 +189,7 @@ def test_rows_of_a_file_are_predicted_from_the_columns_of_the_run(
         percent = f"{100 * figures['mean']:.1f}%"
         assert f"{kind} {percent} (worst {percent})" in console  # of the only client
 
-    model = tmp_path / "model"
-    assert main(["export", str(run.folder), "--out", str(model)]) == 0
+    model = exported(run.folder, tmp_path / "model")
 
     new = tmp_path / "new.csv"
     write_table(new, ["label", "title", "body"], rows)
@@ -220,7 +206,7 @@ def test_rows_of_a_file_are_predicted_from_the_columns_of_the_run(
     assert "has no column 'title'; the model takes title, body" in error
 
 
-def write_table(file: Path, columns: list[str], rows: list[dict[str, str]]) -> None:
+def write_table(file, columns, rows):
     lines = [",".join(columns)]
     for row in rows:
         lines.append(",".join(row[column] for column in columns))
@@ -235,17 +221,13 @@ def write_table(file: Path, columns: list[str], rows: list[dict[str, str]]) -> N
         ("fedplvm", "image", "resnet4-imagenet-stem"),  # cosines
     ],
 )
-def test_onnx_computes_the_same(
-    tmp_path: Path, kinds: Any, kind: str, arch: str, algo: str
-) -> None:
+def test_onnx_computes_the_same(tmp_path, kinds, kind, arch, algo):
     """An exported ONNX file gives the model's logits and distances, for each type of input."""
     runtime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
     config = run_config(tmp_path, algo=algo, rounds=1, **kinds[kind] | {"models": arch})
     run = run_federation(config, clients=3)
-    out = tmp_path / "model"
-
-    assert main(["export", str(run.folder), "--site", "site-1", "--out", str(out), "--onnx"]) == 0
+    out = exported(run.folder, tmp_path / "model", "site-1", "--onnx")
 
     inputs = np.asarray(client_of(config, partition=1).data.test_inputs[:5])
     given = inputs.astype(np.float32) if kind == "image" else inputs  # pixels are whole numbers
@@ -263,7 +245,7 @@ def test_onnx_computes_the_same(
 
 
 @pytest.fixture
-def messy(tmp_path: Path) -> str:
+def messy(tmp_path):
     """A table of two hospitals with a name, a category and gaps.
 
     The label follows from the category and the age.
@@ -284,9 +266,7 @@ def messy(tmp_path: Path) -> str:
     return str(file)
 
 
-def test_a_messy_table_is_learned_exported_and_predicted_from(
-    tmp_path: Path, messy: str, capsys: Printed
-) -> None:
+def test_a_messy_table_is_learned_exported_and_predicted_from(tmp_path, messy, capsys):
     """The exported model and its ONNX file read the same columns, and fill gaps as its site has."""
     runtime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
@@ -305,8 +285,7 @@ def test_a_messy_table_is_learned_exported_and_predicted_from(
 
     assert accuracy(run) > 0.8
 
-    out = tmp_path / "model"
-    assert main(["export", str(run.folder), "--site", "site-0", "--out", str(out), "--onnx"]) == 0
+    out = exported(run.folder, tmp_path / "model", "site-0", "--onnx")
 
     head, *lines = Path(messy).read_text().splitlines()
     tested = [line for line in lines if ",north,test," in line]
@@ -335,11 +314,11 @@ def test_a_messy_table_is_learned_exported_and_predicted_from(
     assert "has no column 'sex'; the model takes sex, age, chol" in error
 
 
-WINE: dict[str, Any] = {"dataset": "wine", "partition": "iid"}
+WINE = {"dataset": "wine", "partition": "iid"}
 
 
 @pytest.mark.parametrize("algo", ["fedproto", "fedavg", "fedplvm"])
-def test_a_network_of_the_users_own(tmp_path: Path, nets: str, algo: str) -> None:
+def test_a_network_of_the_users_own(tmp_path, nets, algo):
     """It is trained, and a run with it repeats; one client may have another network.
 
     It calls a layer twice, which the fused step of the catalog's networks does not allow.
@@ -353,47 +332,40 @@ def test_a_network_of_the_users_own(tmp_path: Path, nets: str, algo: str) -> Non
     clients = run.summary["clients"]
     assert clients["site-0"]["arch"] == own
     assert clients["site-1"]["arch"] == models[-1]
-    assert [row["accuracy"] for row in again.rows] == [row["accuracy"] for row in run.rows]
+    assert again.per_row("accuracy") == run.per_row("accuracy")
 
 
 @pytest.mark.parametrize("net", ["Tied", "Lazy"])
 @pytest.mark.parametrize("algo", ["fedavg", "fedproto", "scaffold"])
-def test_tied_weights_and_layers_built_late_are_trained_and_exported(
-    tmp_path: Path, nets: str, algo: str, net: str
-) -> None:
+def test_tied_weights_and_layers_built_late_are_trained_and_exported(tmp_path, nets, algo, net):
     """Two layers of `Tied` have one weight, also once exported; `Lazy` builds a layer when used."""
-    run = run_federation(run_config(tmp_path, algo=algo, models=f"{nets}:{net}", **WINE), clients=2)
+    run = federate(tmp_path, clients=2, algo=algo, models=f"{nets}:{net}", **WINE)
     model = TrainedModel.read(run.folder / "clients" / "site-1" / "model.safetensors").build()
 
     if net == "Tied":
-        assert model.body.twin.weight is model.body.again.weight  # type: ignore[union-attr]
-    assert [row["valid"] for row in run.rows] == [2] * len(run.rows)
+        assert model.body.twin.weight is model.body.again.weight
+    assert run.per_row("valid") == [2] * len(run.rows)
 
 
 @pytest.mark.parametrize(("net", "kind"), [
     ("Masked", "bool"), ("Half", "float16"), ("Complex", "complex64"),
 ])  # fmt: skip
-def test_a_type_that_does_not_travel_is_named_before_the_first_round(
-    tmp_path: Path, nets: str, net: str, kind: str
-) -> None:
+def test_a_type_that_does_not_travel_is_named_before_the_first_round(tmp_path, nets, net, kind):
     """Only methods that send weights name it; others may have such buffers."""
     settings = {"models": f"{nets}:{net}", **WINE}
     with pytest.raises(FederationError, match=rf"body\.mask is {kind}, and weights travel as"):
-        run_federation(run_config(tmp_path, algo="fedavg", **settings), clients=2)
+        federate(tmp_path, clients=2, algo="fedavg", **settings)
 
-    run = run_federation(run_config(tmp_path / "fedproto", algo="fedproto", **settings), clients=2)
+    run = federate(tmp_path / "fedproto", clients=2, algo="fedproto", **settings)
     assert list(run.folder.glob("clients/*/model.safetensors"))
 
     settings["models"] = f"{nets}:Sparse"
     with pytest.raises(FederationError, match="its model cannot be written"):
-        run_federation(run_config(tmp_path / "sparse", algo="fedproto", **settings), clients=2)
+        federate(tmp_path / "sparse", clients=2, algo="fedproto", **settings)
 
 
-def test_batch_normalisation_without_running_statistics_is_exported_as_it_is(
-    tmp_path: Path, nets: str
-) -> None:
-    config = run_config(tmp_path, algo="fedavg", models=f"{nets}:NoStatistics", **WINE)
-    run = run_federation(config, clients=2)
+def test_batch_normalisation_without_running_statistics_is_exported_as_it_is(tmp_path, nets):
+    run = federate(tmp_path, clients=2, algo="fedavg", models=f"{nets}:NoStatistics", **WINE)
     model = TrainedModel.read(run.folder / "clients" / "site-1" / "model.safetensors").build()
 
     assert isinstance(model.body.get_submodule("again"), nn.BatchNorm1d)
@@ -412,14 +384,12 @@ def test_batch_normalisation_without_running_statistics_is_exported_as_it_is(
         ),
     ],
 )
-def test_a_batch_of_one_that_cannot_be_normalised_is_refused(
-    tmp_path: Path, settings: Any, said: str
-) -> None:
+def test_a_batch_of_one_that_cannot_be_normalised_is_refused(tmp_path, settings, said):
     """With norm = 'group', which normalises each sample by itself, it is accepted."""
     small = {"algo": "fedpcl", "train_samples": 20, "batch_size": 10, "rounds": 1} | settings
     with pytest.raises(FederationError, match=said):
-        run_federation(run_config(tmp_path, **small), clients=1)
-    run_federation(run_config(tmp_path, **small, norm="group"), clients=1)
+        federate(tmp_path, clients=1, **small)
+    federate(tmp_path, clients=1, **small, norm="group")
 
 
 IMAGES = r"they see images, .* these data is float32 \[13\]; choose backbones ="
@@ -434,16 +404,14 @@ IMAGES = r"they see images, .* these data is float32 \[13\]; choose backbones ="
     ("fedpcl", "", IMAGES),
     ("mpft", "", IMAGES),
 ])  # fmt: skip
-def test_what_does_not_fit_a_table_is_refused(
-    algo: str, net: str, said: str, nets: str, tmp_path: Path
-) -> None:
+def test_what_does_not_fit_a_table_is_refused(algo, net, said, nets, tmp_path):
     """A network of the user's that fails, and backbones for images, are refused before round 1."""
     models = f"{nets}:{net}" if net else "small3"
     with pytest.raises(FederationError, match=said):
-        run_federation(run_config(tmp_path, algo=algo, models=models, **WINE), clients=2)
+        federate(tmp_path, clients=2, algo=algo, models=models, **WINE)
 
 
-def test_the_server_builds_no_network_that_only_a_client_names(tmp_path: Path, nets: str) -> None:
+def test_the_server_builds_no_network_that_only_a_client_names(tmp_path, nets):
     """Clients name a network that the run does not: FedAvg, whose server must build it, refuses."""
     config = run_config(tmp_path, algo="fedavg", models="mlp-1", **WINE)
     nodes = {i: {"partition-id": i, "num-partitions": 2, "arch": f"{nets}:Tiny"} for i in range(2)}
@@ -453,14 +421,12 @@ def test_the_server_builds_no_network_that_only_a_client_names(tmp_path: Path, n
         run_federation(config, nodes=nodes)
 
 
-def test_heads_are_averaged_over_networks_that_clients_name(
-    tmp_path: Path, nets: str, monkeypatch: Patch
-) -> None:
+def test_heads_are_averaged_over_networks_that_clients_name(tmp_path, nets, monkeypatch):
     """LG-FedAvg averages heads, so the server builds a model without a body, of input shape ()."""
-    shapes: list[tuple[int, ...]] = []
+    shapes = []
     build = fedavg.initial_model
 
-    def noting(arch: str, shape: tuple[int, ...], *rest: Any) -> Any:
+    def noting(arch, shape, *rest):
         shapes.append(shape)
         return build(arch, shape, *rest)
 
@@ -469,9 +435,9 @@ def test_heads_are_averaged_over_networks_that_clients_name(
         0: {"partition-id": 0, "num-partitions": 2, "arch": f"{nets}:Tiny"},
         1: {"partition-id": 1, "num-partitions": 2, "arch": "mlp-1"},
     }
-    outcome = run_federation(run_config(tmp_path, algo="lg-fedavg", **WINE), nodes=nodes)
+    outcome = federate(tmp_path, nodes=nodes, algo="lg-fedavg", **WINE)
 
-    assert [row["valid"] for row in outcome.rows] == [2, 2, 2]
+    assert outcome.per_row("valid") == [2, 2, 2]
     assert set(shapes) == {()}, "the server builds no body"
 
 
@@ -488,7 +454,5 @@ def test_heads_are_averaged_over_networks_that_clients_name(
         ("dataset", "mnst", "or MODULE:FUNCTION of your own .did you mean mnist"),
     ],
 )
-def test_settings_take_python_names_and_lists_and_nothing_else(
-    key: str, value: str, said: str
-) -> None:
+def test_settings_take_python_names_and_lists_and_nothing_else(key, value, said):
     assert re.search(said, refusal({key: value}))

@@ -1,22 +1,20 @@
 """Whom a site is summed with: peers that it knows by their keys, over a year of runs."""
 
 from contextlib import suppress
-from pathlib import Path
-from typing import Any
 
 import pytest
-from flwr.app import MessageType
+from flwr.app import Message, MessageType, RecordDict
 
 from protofl_common.experiment.node import problem_of_peers
+from protofl_common.experiment.settings import digest_of
 from protofl_common.experiment.study import Study
 from protofl_common.runs.folder import RunFolder
 from protofl_common.tools.site.approvals import decide, describe_requests
+from protofl_common.wire.records import pack_settings
 from server_app.network.membership import FederationError
-from tests.support.attacks import by, silent, when
+from tests.support.attacks import silent, when
 from tests.support.harness import (
-    Nodes,
-    Outcome,
-    Tamper,
+    LocalGrid,
     refusal,
     run_config,
     run_federation,
@@ -26,7 +24,8 @@ from tests.support.sites import EAST, NAMES, NORTH, SOUTH, Three, named, signed
 
 FOUR = (*NAMES, "west")
 WEST = 4
-OWN: dict[str, Any] = {
+FIFTH = 5
+OWN = {
     "partition": "own",
     "image_size": 8,
     "train_samples": 0,
@@ -39,7 +38,7 @@ OWN: dict[str, Any] = {
 class Hospitals(Three):
     """Sites that know one another by their keys (``friends``), and ``strangers`` to all."""
 
-    def __init__(self, folder: Path, friends: tuple[str, ...], strangers: tuple[str, ...] = ()):
+    def __init__(self, folder, friends, strangers=()):
         super().__init__(folder, (*friends, *strangers))
         self.names = (*friends, *strangers)
         peers = self.keys(friends)
@@ -48,20 +47,25 @@ class Hospitals(Three):
             if node["site-name"] in friends:
                 node |= {"peers": peers, "require-secagg": True}
 
-    def keys(self, names: tuple[str, ...]) -> str:
+    def keys(self, names):
         return named(**{name: self.folder / name / "state/sites" / name for name in names})
 
-    def without(self, *absent: str) -> Nodes:
+    def without(self, *absent):
         return {n: node for n, node in self.nodes.items() if node["site-name"] not in absent}
 
-    def study(self, *sites: str, **settings: Any) -> dict[str, Any]:
+    def study(self, *sites, **settings):
         """Return the settings of a signed study of these sites, or of all."""
         config = run_config(self.folder, **OWN | settings)
         return signed(config, sites=self.keys(sites or self.names))
 
-    def federate(
-        self, config: dict[str, Any], nodes: Nodes, run_id: int, tamper: Tamper | None = None
-    ) -> Outcome:
+    def decide(self, node, config, decision):
+        """Let the operator of a site, which is asked first, decide about a run."""
+        question = RecordDict({**pack_settings(digest_of(config))})
+        grid = LocalGrid(config, self.nodes)
+        grid.asked(Message(question, node, MessageType.QUERY, group_id="0"))
+        decide(self.nodes[node], Study.of(config).id, decision, key_file=None)
+
+    def federate(self, config, nodes, run_id, tamper=None):
         """Make one of several Flower runs; each has a folder of its own at the server."""
         folder = self.folder / f"runs-{run_id}"
         return run_federation(
@@ -69,47 +73,63 @@ class Hospitals(Three):
         )
 
 
-def ends_with_a_result(outcome: Outcome) -> bool:
+def ends_with_a_result(outcome):
     """True if every round of a run, and the final evaluation, has a sum."""
     return not any(row["void"] for row in outcome.rows)
 
 
-def test_a_year_of_hospitals_that_come_and_go_has_a_result_in_every_run(tmp_path: Path) -> None:
-    """Five runs: west is away for a round, nothing happens, a fifth hospital joins, south leaves.
+def test_a_year_of_hospitals_that_come_and_go_has_a_result_in_every_run(tmp_path, monkeypatch):
+    """West's machine is away for a round, and comes back as another node; a fifth hospital joins.
 
-    Then a second study follows, in which east is away.
+    In the final evaluation of its second run the fifth gives no more and is lost. South leaves, and
+    east denies a second study over the same data.
     """
+    monkeypatch.setattr("server_app.network.exchange.LOOK_AROUND_SECONDS", 0.05)
+    monkeypatch.setattr("server_app.network.exchange.RETURN_SECONDS", 0.5)
     hospitals = Hospitals(tmp_path, (*FOUR, "fifth"))
-    four = hospitals.without("fifth")
     heart = hospitals.study(*FOUR, rounds=3, min_clients=3)
+    nodes = hospitals.without("fifth")
+    west = dict(hospitals.nodes[WEST])
 
-    def west_is_away(message: Any, reply: Any) -> Any:
-        is_away = message.metadata.group_id == "2"
-        return by({WEST: silent})(message, reply) if is_away else reply
+    def west_is_away(message, reply):
+        if message.metadata.group_id == "2":
+            nodes.pop(WEST, None)
+        if message.metadata.group_id == "3":
+            nodes[40] = west
+        return reply
 
-    first = hospitals.federate(heart, four, run_id=1, tamper=west_is_away)
-    assert [row["valid"] for row in first.rows] == [4, 3, 4, 4]
-    assert ends_with_a_result(first)
+    first = hospitals.federate(heart, nodes, run_id=1, tamper=west_is_away)
+    assert first.per_row("valid") == [4, 3, 4, 4]
 
-    again = hospitals.federate(heart, four, run_id=2)
-    assert [row["valid"] for row in again.rows] == [4, 4, 4, 4]
+    again = hospitals.federate(heart, hospitals.without("fifth"), run_id=2)
+    assert again.per_row("valid") == [4, 4, 4, 4]
 
-    larger = hospitals.study(rounds=2, min_clients=3)
+    larger = hospitals.study(rounds=3, min_clients=3, evaluate_every=3)  # two evaluations a run
+    hospitals.nodes[FIFTH] |= {"approve": True, "min-class-samples": 2, "max-evaluations": 3}
+    hospitals.decide(FIFTH, larger, "approved")
     joined = hospitals.federate(larger, hospitals.nodes, run_id=3)
+    assert joined.per_row("valid") == [5, 5, 5, 5]
 
-    assert [row["valid"] for row in joined.rows] == [5, 5, 5]
+    lost = hospitals.federate(larger, hospitals.nodes, run_id=4)
+    assert lost.per_row("valid") == [5, 5, 5, 4]
+    assert "as often as max-evaluations" in lost.rows[-1]["failed"]["fifth"]
 
-    left = hospitals.federate(larger, hospitals.without("south"), run_id=4)
-    assert [row["valid"] for row in left.rows] == [4, 4, 4]
+    hospitals.nodes[FIFTH]["approve"] = False
+    smaller = hospitals.study(rounds=2, min_clients=3)
+    left = hospitals.federate(smaller, hospitals.without("south"), run_id=5)
+    assert left.per_row("valid") == [4, 4, 4]
 
     second_study = hospitals.study(*FOUR, rounds=2, min_clients=3, algo="fedavg", seed=7)
-    without_east = hospitals.without("east")
-    assert ends_with_a_result(hospitals.federate(second_study, without_east, run_id=5))
-    for later in (again, joined, left):
-        assert ends_with_a_result(later)
+    hospitals.nodes[EAST]["approve"] = True
+    hospitals.decide(EAST, second_study, "denied")
+    denied = hospitals.federate(second_study, hospitals.without("fifth"), run_id=6)
+    assert denied.per_row("valid") == [3, 3, 3]
+
+    for outcome in (first, again, joined, lost, left, denied):
+        assert ends_with_a_result(outcome)
 
 
-def test_a_site_takes_part_in_no_study_whose_sites_it_does_not_know(tmp_path: Path) -> None:
+def test_a_site_takes_part_in_no_study_whose_sites_it_does_not_know(tmp_path):
     """The study's signer has made up two hospitals, or has given known names other keys."""
     hospitals = Hospitals(tmp_path, NAMES, ("st-mary", "university"))
     north = hospitals.nodes[NORTH]
@@ -130,7 +150,7 @@ def test_a_site_takes_part_in_no_study_whose_sites_it_does_not_know(tmp_path: Pa
         hospitals.federate(invented, {NORTH: north}, 1)
 
 
-def test_without_peers_only_a_study_that_its_operator_approved_is_summed(tmp_path: Path) -> None:
+def test_without_peers_only_a_study_that_its_operator_approved_is_summed(tmp_path):
     """Where no peers are named, the operator must approve each study, whose keys are then shown."""
     hospitals = Hospitals(tmp_path, NAMES)
     for node in hospitals.nodes.values():
@@ -158,7 +178,7 @@ def test_without_peers_only_a_study_that_its_operator_approved_is_summed(tmp_pat
     assert ends_with_a_result(hospitals.federate(study, hospitals.nodes, 3))
 
 
-def test_a_request_marks_the_keys_that_the_site_has_never_met(tmp_path: Path) -> None:
+def test_a_request_marks_the_keys_that_the_site_has_never_met(tmp_path):
     """Of a study's four sites st-mary is not among the peers of north, whose operator is asked."""
     hospitals = Hospitals(tmp_path, NAMES, ("st-mary",))
     north = hospitals.nodes[NORTH] | {"approve": True}
@@ -173,7 +193,7 @@ def test_a_request_marks_the_keys_that_the_site_has_never_met(tmp_path: Path) ->
     assert marked.endswith("not in peers, so nobody here knows these keys: st-mary")
 
 
-def test_of_a_sum_two_peers_stay_to_its_end(tmp_path: Path) -> None:
+def test_of_a_sum_two_peers_stay_to_its_end(tmp_path):
     """South is lost in a sum of five: of the others, north knows east alone, and does not unmask.
 
     The other two may be the server's own. South is lost in the last sum: in any other, a site would
@@ -190,7 +210,7 @@ def test_of_a_sum_two_peers_stay_to_its_end(tmp_path: Path) -> None:
         hospitals.federate(config, hospitals.nodes, 2, south_is_lost)
 
 
-def test_the_sites_that_nobody_knows_cannot_unmask(tmp_path: Path) -> None:
+def test_the_sites_that_nobody_knows_cannot_unmask(tmp_path):
     """Of seven sites nobody knows four: these and one more would hold enough shares to unmask."""
     hospitals = Hospitals(tmp_path, NAMES, ("a", "b", "c", "d"))
     config = hospitals.study(rounds=1, min_clients=3, run_name="year")
@@ -205,7 +225,7 @@ def test_the_sites_that_nobody_knows_cannot_unmask(tmp_path: Path) -> None:
         assert row["failed"][name] == refused.format(name)
 
 
-def test_a_site_that_accepts_no_weights_takes_part_where_vectors_are_sent() -> None:
+def test_a_site_that_accepts_no_weights_takes_part_where_vectors_are_sent():
     """It takes no part where the server sends weights, alone or beside vectors."""
     node = {"site-name": "north", "accept-weights": False}
     for algo in ("fedavg", "protofed", "scaffold", "fedkd"):
@@ -220,9 +240,7 @@ def test_a_site_that_accepts_no_weights_takes_part_where_vectors_are_sent() -> N
 @pytest.mark.parametrize(
     ("friends", "strangers"), [(FOUR, ("st-mary",)), (NAMES, ("st-mary", "university"))]
 )
-def test_strangers_are_counted_on_for_no_noise(
-    friends: tuple[str, ...], strangers: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_strangers_are_counted_on_for_no_noise(friends, strangers, tmp_path):
     """Strangers may be the server's own, which add no noise; three sites must (dp-honest-sites).
 
     Of five sites four must stay in a sum. With one stranger three of these are friends; with two

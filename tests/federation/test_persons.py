@@ -4,7 +4,6 @@ import json
 import re
 import stat
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,12 +13,11 @@ from protofl_common.data.store import data_key
 from protofl_common.experiment.settings import Settings
 from protofl_common.runs.folder import RunFolder
 from server_app.network.membership import FederationError
-from tests.support.given import Printed
-from tests.support.harness import CACHE, client_of, run_config, run_federation
+from tests.support.harness import CACHE, client_of, federate, run_config, run_federation
 from tests.support.sites import named
 
 PERSONS = 40
-RUN: dict[str, Any] = {
+RUN = {
     "algo": "fedproto",
     "dataset": "arrays",
     "classes": "well,ill",
@@ -34,7 +32,7 @@ RUN: dict[str, Any] = {
 }
 
 
-def data_of(folder: Path, seed: int, *, names_persons: bool = True) -> Path:
+def data_of(folder, seed, *, names_persons=True):
     """Write samples of `PERSONS` people, and return the file.
 
     The first has seventy samples, the others have two to eight; those of a person have one label.
@@ -54,7 +52,7 @@ def data_of(folder: Path, seed: int, *, names_persons: bool = True) -> Path:
     return folder / "data.npz"
 
 
-def site(folder: Path, name: str, **more: Any) -> dict[str, Any]:
+def site(folder, name, **more):
     """Return the node config of a site with data that name persons; ``more`` stands in it, too."""
     seed = len(name)  # names of other lengths have other data
     return {
@@ -74,12 +72,12 @@ def site(folder: Path, name: str, **more: Any) -> dict[str, Any]:
     {"algo": "fedavg"},
     {"algo": "fedgen", "fedgen__server_steps": 2},
 ])  # fmt: skip
-def test_persons_are_counted_in_all_that_leaves(changes: dict[str, Any], tmp_path: Path) -> None:
+def test_persons_are_counted_in_all_that_leaves(changes, tmp_path):
     """Numbers of samples, weights, figures and counts are of persons; ε is said to be, too."""
     nodes = {1: site(tmp_path, "north"), 2: site(tmp_path, "southern")}
-    outcome = run_federation(run_config(tmp_path, **RUN | changes), nodes=nodes)
+    outcome = federate(tmp_path, nodes=nodes, **RUN | changes)
 
-    assert not any(outcome.summary["trouble"].values())
+    assert not outcome.trouble
     for facts in RunFolder(outcome.folder).sites()["sites"].values():
         samples = facts["train-samples"] + facts["test-samples"]
         assert samples + facts.get("validation-samples", 0) == PERSONS
@@ -97,7 +95,7 @@ def test_persons_are_counted_in_all_that_leaves(changes: dict[str, Any], tmp_pat
         assert {unit for _rate, _noise, unit, _times in rows} == {"person"}
 
 
-def test_moments_of_persons_are_summed_with_shared_noise(tmp_path: Path) -> None:
+def test_moments_of_persons_are_summed_with_shared_noise(tmp_path):
     """Gaussian heads under secure aggregation: three sites, each of which draws its part.
 
     One alone has validation samples: nobody else would add noise to figures of these.
@@ -114,18 +112,16 @@ def test_moments_of_persons_are_summed_with_shared_noise(tmp_path: Path) -> None
         np.savez(file, **arrays)
         nodes[number] = node
     gaussian = {"algo": "gaussian", "backbones": "glyphs", "secagg": True, "dp_honest_sites": 3}
-    outcome = run_federation(
-        run_config(tmp_path, **RUN | {"num_clients": 3} | gaussian), nodes=nodes
-    )
-    assert not any(outcome.summary["trouble"].values())
+    outcome = federate(tmp_path, nodes=nodes, **RUN | {"num_clients": 3} | gaussian)
+    assert not outcome.trouble
     assert outcome.summary["accuracy"]["head"]["mean"] >= 0
     assert not any("validation" in row for row in outcome.rows)
 
 
-def test_whose_samples_they_are_decides_what_is_protected(tmp_path: Path) -> None:
+def test_whose_samples_they_are_decides_what_is_protected(tmp_path):
     """Data that name persons are protected by person, and others by sample; no run can choose."""
 
-    def reason(folder: Path, **changes: Any) -> str:
+    def reason(folder, **changes):
         """Return why a site with these data refuses a run."""
         node = {**site(tmp_path, "north"), "data-dir": str(folder)}
         config = run_config(tmp_path, **RUN | changes)
@@ -146,7 +142,7 @@ def test_whose_samples_they_are_decides_what_is_protected(tmp_path: Path) -> Non
         _ = client_of(natural, partition=0, clients=PERSONS).data
 
 
-def test_a_demand_per_person_is_met_by_no_run_per_sample(tmp_path: Path) -> None:
+def test_a_demand_per_person_is_met_by_no_run_per_sample(tmp_path):
     demand = {"require-dp": "epsilon<=8 per person"}
     node = site(tmp_path, "north", **demand)
     with pytest.raises(SettingsError, match="this site takes part only with dp = 'person'"):
@@ -154,7 +150,7 @@ def test_a_demand_per_person_is_met_by_no_run_per_sample(tmp_path: Path) -> None
     Settings.from_run_config(run_config(tmp_path, **RUN), node)
 
 
-def test_charges_of_samples_say_nothing_of_persons(tmp_path: Path, capfd: Printed) -> None:
+def test_charges_of_samples_say_nothing_of_persons(tmp_path, capfd):
     """Where a ledger has charges per sample, and the data now name persons, a site takes no part.
 
     What those charges cost a person cannot be said. The key by which a site divides its data stays.
@@ -169,7 +165,7 @@ def test_charges_of_samples_say_nothing_of_persons(tmp_path: Path, capfd: Printe
         tmp_path / name / "state/sites" / name / "division.key" for name in ("north", "southern")
     ]
     first = run_config(tmp_path / "1", **RUN | {"dp": "sample", "run_name": "first"})
-    assert not any(run_federation(first, nodes=nodes, run_id=1).summary["trouble"].values())
+    assert not run_federation(first, nodes=nodes, run_id=1).trouble
 
     made = [key.read_text() for key in keys]
     assert made[0] != made[1]
@@ -178,8 +174,7 @@ def test_charges_of_samples_say_nothing_of_persons(tmp_path: Path, capfd: Printe
     for number, name in enumerate(("north", "southern"), start=1):
         data_of(tmp_path / name, number)
     data_key.cache_clear()  # a process looks once which files there are
-    second = run_config(tmp_path / "2", **RUN | {"run_name": "second"})
     with pytest.raises(FederationError, match="earlier charges in this client's ledger are of"):
-        run_federation(second, nodes=nodes, run_id=2)
+        federate(tmp_path / "2", nodes=nodes, run_id=2, **RUN | {"run_name": "second"})
     assert [key.read_text() for key in keys] == made
     assert re.search("require-dp, over all runs, = 20: earlier charges", capfd.readouterr().err)

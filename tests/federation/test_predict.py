@@ -7,7 +7,6 @@ import re
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import jsonschema
 import numpy as np
@@ -23,18 +22,18 @@ from protofl_common.experiment.catalog import CATALOG
 from protofl_common.maths.prototypes import class_scores, unknown_above
 from protofl_common.runs.folder import CARD, WEIGHTS
 from protofl_common.tasks import task_of
-from protofl_common.tools.cli import export, main, predict
+from protofl_common.tools.cli import export, predict
 from protofl_common.tools.inference import Predictor, TrainedModel
 from server_app.run.checkpoint import locked_run
 from tests.support import ROOT
-from tests.support.commands import SCHEMA, output, told
+from tests.support.commands import SCHEMA, exported, output, told
 from tests.support.fakes import write_run
-from tests.support.given import Patch, Printed
-from tests.support.harness import Outcome, client_of, run_config, run_federation
+from tests.support.harness import client_of, federate, run_config, run_federation
+from tests.support.plain import assert_equal
 
 CLIENTS = 2
 LONG = "a-folder-with-quite-a-long-name" * 7
-BROKEN: dict[str, bytes] = {
+BROKEN = {
     "empty.png": b"",
     "text.jpg": b"no image",
     "header.png": b"\x89PNG\r\n\x1a\n",
@@ -46,35 +45,29 @@ BROKEN: dict[str, bytes] = {
 }
 
 
-def trained(tmp_path: Path, **settings: Any) -> Outcome:
+def trained(tmp_path, **settings):
     small = {"train_samples": 60, "test_samples": 60}
-    return run_federation(run_config(tmp_path, **small | settings), clients=CLIENTS)
-
-
-def taken_out(run: Path, out: Path, site: str = "site-0", *more: str) -> Path:
-    """Export the model of a site, with further words of the command; return its folder, ``out``."""
-    assert main(["export", str(run), "--site", site, "--out", str(out), *more]) == 0
-    return out
+    return federate(tmp_path, clients=CLIENTS, **small | settings)
 
 
 @pytest.fixture(scope="module")
-def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+def outcome(tmp_path_factory):
     settings = {"algo": "fedproto", "models": "cnn4", "dataset": "digits", "partition": "iid"}
     return trained(tmp_path_factory.mktemp("run"), **settings)
 
 
 @pytest.fixture(scope="module")
-def run(outcome: Outcome) -> Path:
+def run(outcome):
     return outcome.folder
 
 
 @pytest.fixture(scope="module")
-def model(run: Path) -> Path:
-    return taken_out(run, run.parent / "model")
+def model(run):
+    return exported(run, run.parent / "model")
 
 
 @pytest.fixture(scope="module")
-def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def images(tmp_path_factory):
     """Write 1,000 files, of which ten cannot be read, and return their folder.
 
     The ten are the eight of `BROKEN`, an image that is cut short, and one of too many pixels.
@@ -92,7 +85,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def small_batches(monkeypatch: Patch) -> None:
+def small_batches(monkeypatch):
     """Let 1,000 files be read in several batches."""
     monkeypatch.setattr(predict, "FILES_PER_BATCH", 64)
 
@@ -101,11 +94,9 @@ EXPORTED = [(algo, "all") for algo in CATALOG] + [("fedavg", "own"), ("fedproto"
 
 
 @pytest.mark.parametrize(("algo", "among"), EXPORTED)
-def test_an_exported_model_is_right_as_often_as_in_the_run(
-    tmp_path: Path, algo: str, among: str, capsys: Any
-) -> None:
+def test_an_exported_model_is_right_as_often_as_in_the_run(tmp_path, algo, among, capsys):
     """Each client's exported model has, by each way to predict, the accuracy of the run's end."""
-    settings: dict[str, Any] = {"algo": algo, "predict_among": among, "local_epochs": 2}
+    settings = {"algo": algo, "predict_among": among, "local_epochs": 2}
     if among == "own":
         settings |= {"partition": "pathological", "classes_per_client": 3}
     run = trained(tmp_path, **settings)
@@ -114,7 +105,7 @@ def test_an_exported_model_is_right_as_often_as_in_the_run(
         site = f"site-{number}"
         data = client_of(run.grid.run_config, partition=number, clients=CLIENTS).data
         accuracy = run.summary["accuracy-of-clients"][site]
-        predictor = Predictor.load(taken_out(run.folder, tmp_path / f"model-{number}", site))
+        predictor = Predictor.load(exported(run.folder, tmp_path / f"model-{number}", site))
         assert set(predictor.inferences) == set(accuracy)
         if "prototype" not in accuracy:  # then nothing is known of distances, or of the unknown
             for prediction in predictor.predict(255 - data.test_inputs):
@@ -134,9 +125,7 @@ def test_an_exported_model_is_right_as_often_as_in_the_run(
         assert not out.exists()
 
 
-def test_the_command_line_says_what_python_says(
-    outcome: Outcome, tmp_path: Path, capsys: Printed
-) -> None:
+def test_the_command_line_says_what_python_says(outcome, tmp_path, capsys):
     """`protofl predict` of image files prints what a `Predictor` says of the same pixels.
 
     A file that is named twice is predicted once.
@@ -147,7 +136,7 @@ def test_the_command_line_says_what_python_says(
     for index, image in enumerate(pixels):
         Image.fromarray(image[0]).save(folder / f"{index:04d}.png")
     first = folder / "0000.png"
-    model = taken_out(outcome.folder, tmp_path / "model", "site-1")
+    model = exported(outcome.folder, tmp_path / "model", "site-1")
 
     lines = output(capsys, "predict", model, folder, "--json").out.splitlines()
     printed = [json.loads(line) for line in lines]
@@ -165,13 +154,11 @@ def test_the_command_line_says_what_python_says(
     assert len(twice.splitlines()) == 1
 
 
-def test_an_export_replaces_what_another_model_left_but_never_a_file(
-    outcome: Outcome, tmp_path: Path, capsys: Printed
-) -> None:
+def test_an_export_replaces_what_another_model_left_but_never_a_file(outcome, tmp_path, capsys):
     """An ONNX file of the model before is removed; a file in the place of the folder stays."""
-    model = taken_out(outcome.folder, tmp_path / "model", "site-1")
+    model = exported(outcome.folder, tmp_path / "model", "site-1")
     (model / "model.onnx").touch()
-    taken_out(outcome.folder, model)
+    exported(outcome.folder, model)
 
     assert not (model / "model.onnx").exists()
 
@@ -183,10 +170,10 @@ def test_an_export_replaces_what_another_model_left_but_never_a_file(
     assert file.read_bytes() == b"any"
 
 
-def test_the_card_says_what_the_model_is(tmp_path: Path) -> None:
+def test_the_card_says_what_the_model_is(tmp_path):
     """So does the README beside it, for people; both say how the unknown is told."""
     run = trained(tmp_path, algo="fedtgp", models="htcnn8", local_epochs=2)
-    out = taken_out(run.folder, tmp_path / "model", "site-1")
+    out = exported(run.folder, tmp_path / "model", "site-1")
 
     card = json.loads((out / CARD).read_text())
     facts = {
@@ -221,7 +208,7 @@ def test_the_card_says_what_the_model_is(tmp_path: Path) -> None:
     assert "cache-dir" not in about
 
     # with --unknown 0 nothing is unknown, not even inverted images
-    taken_out(run.folder, out, "site-1", "--unknown", "0")
+    exported(run.folder, out, "site-1", "--unknown", "0")
     assert "unknown" not in (out / "README.md").read_text()
 
     inverted = 255 - client_of(run.grid.run_config, partition=1, clients=CLIENTS).data.test_inputs
@@ -231,20 +218,18 @@ def test_the_card_says_what_the_model_is(tmp_path: Path) -> None:
     file = run.folder / "clients/site-1" / WEIGHTS
     model = TrainedModel.read(file)
     replace(model, card=replace(model.card, test_samples=0)).write(file)
-    about = (taken_out(run.folder, out, "site-1") / "README.md").read_text()
+    about = (exported(run.folder, out, "site-1") / "README.md").read_text()
     nothing = "nothing measured: no test samples, or too few of each class (min-class-samples)"
 
     assert about.endswith(f"site-1: {nothing}\n")
 
 
-def test_names_of_classes_are_no_markup_in_the_readme() -> None:
+def test_names_of_classes_are_no_markup_in_the_readme():
     table = export._table({"classes": "<male>, a|b, _c_"})
     assert r"| classes | \<male>, a\|b, \_c\_ |" in table
 
 
-def test_a_run_of_separate_machines_says_where_its_models_are(
-    tmp_path: Path, capsys: Printed
-) -> None:
+def test_a_run_of_separate_machines_says_where_its_models_are(tmp_path, capsys):
     """Models of sites never reach the server's folder, so export and predict name the sites."""
     folder = tmp_path / "runs" / "first"
     accuracy = {"north": {"head": 0.5}, "south": {"head": 0.5}}
@@ -258,7 +243,7 @@ def test_a_run_of_separate_machines_says_where_its_models_are(
     assert "no trained models in it; they stayed with its sites, north" in predicted
 
 
-def test_strange_images_are_unknown_and_the_own_ones_are_not(tmp_path: Path) -> None:
+def test_strange_images_are_unknown_and_the_own_ones_are_not(tmp_path):
     """A model of digits, white on dark, finds inverted ones, dark on white, unknown more often."""
     run = trained(
         tmp_path,
@@ -273,7 +258,7 @@ def test_strange_images_are_unknown_and_the_own_ones_are_not(tmp_path: Path) -> 
     predictor = Predictor(TrainedModel.read(run.folder / "clients" / "site-0" / WEIGHTS))
     digits = client_of(run.grid.run_config, partition=0, clients=CLIENTS).data.test_inputs
 
-    def unknown_share(inputs: np.ndarray) -> float:
+    def unknown_share(inputs):
         return float(np.mean([prediction.unknown for prediction in predictor.predict(inputs)]))
 
     assert unknown_share(digits) <= 0.05
@@ -282,7 +267,7 @@ def test_strange_images_are_unknown_and_the_own_ones_are_not(tmp_path: Path) -> 
         predictor.predict(np.zeros((1, 1, 9, 9)))
 
 
-def crafted(out: Path, changes: dict[str, Any]) -> None:
+def crafted(out, changes):
     """Write a model's file again, with other entries on its card.
 
     None removes an entry; an entry ``facts`` takes the place of the whole text of the card.
@@ -296,7 +281,7 @@ def crafted(out: Path, changes: dict[str, Any]) -> None:
 
 OTHER_NETWORK = "the weights are not of the network on the model's card"
 OTHER_PROTOTYPES = "its prototypes do not fit the model on its card"
-CRAFTED: dict[str, tuple[dict[str, Any], str]] = {
+CRAFTED = {
     "an unknown network": ({"arch": "vgg"}, "arch is 'vgg', not one of"),
     "another network": ({"arch": "resnet10"}, OTHER_NETWORK),
     "a huge network": ({"feature_dim": 10**7}, OTHER_PROTOTYPES),
@@ -316,18 +301,16 @@ CRAFTED: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-def test_a_strangers_model_gives_one_clear_error(
-    run: Path, images: Path, tmp_path: Path, capsys: Printed
-) -> None:
+def test_a_strangers_model_gives_one_clear_error(run, images, tmp_path, capsys):
     """A card that is not of the model, prototypes of another shape, files that are none.
 
     Nothing of it reaches the terminal unescaped.
     """
-    out = taken_out(run, tmp_path / "model")
+    out = exported(run, tmp_path / "model")
     file = out / WEIGHTS
     whole = file.read_bytes()
 
-    def error() -> str:
+    def error():
         text = output(capsys, "predict", out, images / "0000.png", status=1).err
         assert isinstance(text, str)
         return text
@@ -366,7 +349,7 @@ def test_a_strangers_model_gives_one_clear_error(
     assert str(file) in error()
 
 
-def test_class_scores_by_hand() -> None:
+def test_class_scores_by_hand():
     """The score of a class is −d² for the distance d from the nearest of its prototypes, or −∞.
 
     One sample at distances 1, 2 and 3 from prototypes of the classes 2, 0 and 2, of four classes.
@@ -376,7 +359,7 @@ def test_class_scores_by_hand() -> None:
     assert scores.tolist() == [[-4.0, -math.inf, -1.0, -math.inf]]
 
 
-def test_the_limit_of_the_unknown_by_hand() -> None:
+def test_the_limit_of_the_unknown_by_hand():
     """Of n = 19 distances, the limit for 5 % is the largest: a 20th is above it with 1 in 20.
 
     For 10 % it is the second largest. For less than 5 % there is none, as there is none of nothing.
@@ -388,7 +371,7 @@ def test_the_limit_of_the_unknown_by_hand() -> None:
     assert unknown_above(torch.empty(0), 0.05) == math.inf
 
 
-def test_the_temperature_makes_probabilities_true() -> None:
+def test_the_temperature_makes_probabilities_true():
     """Labels are drawn with the probabilities softmax(scores / 7)."""
     generator = torch.Generator().manual_seed(1)
     scores = -20 * torch.rand(20_000, 5, generator=generator)
@@ -401,14 +384,12 @@ def test_the_temperature_makes_probabilities_true() -> None:
     assert task_of("ab").temperature(no_scores, torch.tensor([0, 1, 1])) == 1.0
 
 
-def card_of(shape: tuple[int, ...]) -> Any:
+def card_of(shape):
     """Return a card with what is needed to read inputs of a model."""
     return SimpleNamespace(input_shape=shape, input_type="uint8", columns=(), fill=())
 
 
-def test_a_thousand_files_of_which_ten_are_broken(
-    model: Path, images: Path, tmp_path: Path, capsys: Printed
-) -> None:
+def test_a_thousand_files_of_which_ten_are_broken(model, images, tmp_path, capsys):
     """The ten are named with the reason; the others have a row each with their prediction."""
     out = tmp_path / "classes.csv"
     broken = sorted([*BROKEN, "cut.png", "bomb.png"])
@@ -438,9 +419,7 @@ def test_a_thousand_files_of_which_ten_are_broken(
     assert distances == pytest.approx([one.distance for one in wanted], rel=1e-5)
 
 
-def test_lines_of_json_name_what_was_left_out_too(
-    model: Path, images: Path, capsys: Printed
-) -> None:
+def test_lines_of_json_name_what_was_left_out_too(model, images, capsys):
     """Of three files the second is no image: its line, the last one, has the error."""
     first = images / "0001.bmp"
     text = images / "text.jpg"
@@ -453,9 +432,7 @@ def test_lines_of_json_name_what_was_left_out_too(
     assert "is not a readable image" in lines[2]["error"]
 
 
-def test_a_long_or_odd_path_stands_in_one_line(
-    model: Path, images: Path, tmp_path: Path, capsys: Printed, monkeypatch: Patch
-) -> None:
+def test_a_long_or_odd_path_stands_in_one_line(model, images, tmp_path, capsys, monkeypatch):
     """On a terminal of 40 columns a path is not cut; a line break in a name is escaped.
 
     So is a byte of a name that is no text.
@@ -480,8 +457,8 @@ def test_a_long_or_odd_path_stands_in_one_line(
 
 
 def test_the_name_of_a_file_is_no_formula_of_a_spreadsheet(
-    model: Path, images: Path, tmp_path: Path, capsys: Printed, monkeypatch: Patch
-) -> None:
+    model, images, tmp_path, capsys, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     Path("=1+1.png").write_bytes((images / "0000.png").read_bytes())
     output(capsys, "predict", model, "=1+1.png", "--out", "a.csv")
@@ -496,8 +473,8 @@ def test_the_name_of_a_file_is_no_formula_of_a_spreadsheet(
 
 
 def test_a_command_that_cannot_work_keeps_the_file_of_an_earlier_one(
-    run: Path, model: Path, images: Path, tmp_path: Path, capsys: Printed
-) -> None:
+    run, model, images, tmp_path, capsys
+):
     """Each wrong use of export and predict is one clear error, and ``--out`` stays as it was."""
     out = tmp_path / "classes.csv"
     out.write_text("old")
@@ -525,15 +502,15 @@ def test_a_command_that_cannot_work_keeps_the_file_of_an_earlier_one(
         assert out.read_text() == "old"
 
 
-def test_rows_of_a_file_and_one_that_has_too_few_columns(tmp_path: Path, capsys: Printed) -> None:
+def test_rows_of_a_file_and_one_that_has_too_few_columns(tmp_path, capsys):
     """A model of rows of 13 numbers reads a table; three files that it cannot read are named.
 
     These are a table of two columns, an array of texts, and one with gaps. Every line of JSON fits
     the schema.
     """
     settings = {"algo": "fedproto", "models": "table3", "dataset": "wine", "partition": "iid"}
-    run = run_federation(run_config(tmp_path, **settings), clients=2).folder
-    model = taken_out(run, tmp_path / "model", "site-1")
+    run = federate(tmp_path, clients=2, **settings).folder
+    model = exported(run, tmp_path / "model", "site-1")
     good = tmp_path / "good.csv"
     header = ",".join(f"x{i}" for i in range(13))
     row = ",".join(["1.5"] * 13)
@@ -563,9 +540,7 @@ def test_rows_of_a_file_and_one_that_has_too_few_columns(tmp_path: Path, capsys:
             method(np.load(gaps))
 
 
-def test_arrays_of_images_are_read_and_a_file_without_inputs_says_what_it_has(
-    tmp_path: Path,
-) -> None:
+def test_arrays_of_images_are_read_and_a_file_without_inputs_says_what_it_has(tmp_path):
     """Of two files of arrays one has ``inputs``, two images of 8×8, and the other has not."""
     pixels = np.arange(128, dtype=np.uint8).reshape(2, 1, 8, 8)
     np.savez(tmp_path / "some.npz", inputs=pixels)
@@ -586,9 +561,7 @@ def test_arrays_of_images_are_read_and_a_file_without_inputs_says_what_it_has(
 
 
 @pytest.mark.parametrize("algo", ["fedproto", "fedavg", "fedpcl"])
-def test_every_test_sample_has_a_row_and_these_the_runs_accuracy(
-    tmp_path: Path, capsys: Printed, algo: str
-) -> None:
+def test_every_test_sample_has_a_row_and_these_the_runs_accuracy(tmp_path, capsys, algo):
     """`protofl predict RUN` writes a table with the label, the predictions and scores of each.
 
     A prediction is the class with the highest score; a class without one has none.
@@ -618,7 +591,7 @@ def test_every_test_sample_has_a_row_and_these_the_runs_accuracy(
                 assert str(np.argmax(scores)) == row[way]
 
 
-def test_features_and_figures_of_a_run(tmp_path: Path, capsys: Printed) -> None:
+def test_features_and_figures_of_a_run(tmp_path, capsys):
     """The features that are stored are those of each client's model, and give its scores."""
     config = run_config(tmp_path, algo="fedproto", models="cnn4", test_samples=20)
     run = run_federation(config, clients=2)
@@ -642,7 +615,7 @@ def test_features_and_figures_of_a_run(tmp_path: Path, capsys: Printed) -> None:
     torch.testing.assert_close(logits, predictor.scores(data.test_inputs)["head"])
 
 
-def test_a_run_can_start_from_another_runs_frozen_body(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_a_run_can_start_from_another_runs_frozen_body(tmp_path, monkeypatch):
     """This follows the lines of docs/models.md."""
     settings = {"dataset": "digits", "partition": "iid", "models": "mlp-1", "rounds": 1}
     first = (
@@ -662,15 +635,12 @@ def test_a_run_can_start_from_another_runs_frozen_body(tmp_path: Path, monkeypat
         left = second.folder / "clients/site-1" / WEIGHTS
         kept = TrainedModel.read(left).build().body.state_dict()
 
-    assert body.keys() == kept.keys()
-    assert all(torch.equal(body[name], kept[name]) for name in body)
+    assert_equal(kept, body)
 
 
-def test_data_that_changed_are_named_and_so_is_a_run_that_goes_on(
-    tmp_path: Path, capsys: Printed
-) -> None:
+def test_data_that_changed_are_named_and_so_is_a_run_that_goes_on(tmp_path, capsys):
     """Predictions of a run need the test samples that its clients had, and a run that has ended."""
-    run = run_federation(run_config(tmp_path, models="cnn4", rounds=1), clients=2).folder
+    run = federate(tmp_path, clients=2, models="cnn4", rounds=1).folder
     with locked_run(run):
         busy = output(capsys, "predict", run, status=1).err
 

@@ -4,23 +4,17 @@ import json
 import re
 from copy import deepcopy
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
 import torch
 from flwr.app import Message, MessageType
-from torch import Tensor
 from torch.nn import functional
 
 from client_app.algorithms.base import (
-    Batch,
     ClientAlgorithm,
-    ClientView,
-    LossTerms,
     build_half,
 )
 from client_app.algorithms.fedavg import FedAvg
@@ -32,16 +26,13 @@ from client_app.protections.differential_privacy import DifferentialPrivacy
 from client_app.protections.private_step import PrivateStep
 from client_app.site import privacy_ledger
 from client_app.site.ledger_audit import missing_records
-from protofl_common.algorithms.base import Algorithm
 from protofl_common.basics.files import digest
 from protofl_common.basics.run_history import RunHistory
 from protofl_common.config.options import SettingsError
 from protofl_common.config.sections import protections
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.settings import Settings
-from protofl_common.maths.gaussian import ClassMoments
-from protofl_common.maths.prototypes import Prototypes, class_means
-from protofl_common.models.split import SplitModel
+from protofl_common.maths.prototypes import class_means
 from protofl_common.models.trained import TrainedModel
 from protofl_common.privacy.plan import Mechanism, epsilon
 from protofl_common.runs.folder import WEIGHTS
@@ -51,12 +42,11 @@ from server_app.callbacks.budget import Budget, planned_epsilon
 from server_app.network.membership import FederationError
 from tests.support.accidents import Killed, on_message
 from tests.support.attacks import values_of
-from tests.support.given import Patch, Printed
 from tests.support.harness import (
     LocalGrid,
-    Nodes,
-    Outcome,
     client_of,
+    failures_in,
+    federate,
     instructions,
     reason_in,
     refusal,
@@ -66,7 +56,7 @@ from tests.support.harness import (
 )
 from tests.support.sites import named, real_sites
 
-TABLE: dict[str, Any] = {
+TABLE = {
     "dataset": "breast-cancer",
     "models": "mlp-1",
     "partition": "iid",
@@ -85,34 +75,29 @@ FROZEN = {"fedpcl": ON_FEATURES, "gaussian": ON_FEATURES}
 NOT_COVERED = "the privacy ledger does not cover"
 
 
-def small_config(folder: Path, algo: str, **changes: Any) -> dict[str, Any]:
+def small_config(folder, algo, **changes):
     """A run under differential privacy, of two clients with 20 training samples each."""
     small = SMALL | {"fedgen__server_steps": 2, "fedsa__contrast": 0.0} | FROZEN.get(algo, {})
     return run_config(folder, algo=algo, **small | changes)
 
 
-def private(folder: Path, algo: str, **changes: Any) -> Outcome:
+def private(folder, algo, **changes):
     return run_federation(small_config(folder, algo, **changes), clients=2)
 
 
-def failures_of(config: dict[str, Any], nodes: Nodes | None = None) -> list[str]:
+def failures_of(config, nodes=None):
     """Make a run in which no reply is valid, and return why its clients fail."""
-    rows = rows_without_a_reply(config, 2, nodes=nodes)
-    failures = []
-    for row in rows:
-        failures += row["failed"].values()
-    assert failures
-    return failures
+    return failures_in(rows_without_a_reply(config, 2, nodes=nodes))
 
 
-def without_chance(monkeypatch: Patch) -> None:
+def without_chance(monkeypatch):
     """Let all noise of this test be the same in every run of it."""
     draw = np.random.default_rng(0)
     for module in ("differential_privacy", "private_step"):
         monkeypatch.setattr(f"client_app.protections.{module}.fresh_draw", lambda: draw)
 
 
-def mechanisms_in(ledger: Path) -> list[Mechanism]:
+def mechanisms_in(ledger):
     """Return what the only run in a ledger was charged for."""
     (entries,) = json.loads(ledger.read_text()).values()
     return [Mechanism(rate, noise, times) for rate, noise, _, times in entries]
@@ -123,16 +108,14 @@ def mechanisms_in(ledger: Path) -> list[Mechanism]:
     [("impute", "mean"), ("standardise", "client"), ("standardise", "pooled")],
 )
 def test_what_is_fitted_on_a_clients_samples_is_refused_under_differential_privacy(
-    key: str, value: str, tmp_path: Path
-) -> None:
+    key, value, tmp_path
+):
     refused = refusal(run_config(tmp_path, **SMALL, **{key: value}))
     assert re.match(f"dp = 'sample': {key} = '{value}'.* made of all samples", refused)
 
 
 @pytest.mark.parametrize(("dp", "same"), [("none", False), ("sample", True)])
-def test_no_mean_is_fitted_on_a_clients_samples_under_differential_privacy(
-    dp: str, same: bool, tmp_path: Path
-) -> None:
+def test_no_mean_is_fitted_on_a_clients_samples_under_differential_privacy(dp, same, tmp_path):
     """By default a table is standardised by its client's own means; under dp these are not used."""
     config = run_config(tmp_path, **SMALL | {"dp": dp})
     first = client_of(config, partition=0, clients=2).data.mean
@@ -144,9 +127,7 @@ def test_no_mean_is_fitted_on_a_clients_samples_under_differential_privacy(
 gradients_of_each = PrivateStep._of_each
 
 
-def compared(
-    step: PrivateStep, weights: dict[str, Tensor], samples: tuple[Tensor, ...]
-) -> dict[str, Tensor]:
+def compared(step, weights, samples):
     """Return the gradients of each sample as `PrivateStep._of_each` does.
 
     Those of the first sample must be what `backward` gives for it alone.
@@ -161,22 +142,20 @@ def compared(
 
 
 @pytest.mark.parametrize("algo", COVERED)
-def test_an_algorithm_takes_the_steps_and_tables_of_its_plan(
-    algo: str, tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_an_algorithm_takes_the_steps_and_tables_of_its_plan(algo, tmp_path, monkeypatch):
     """Steps and tables are as many as each client's ledger was charged for.
 
     No class means are taken without noise, and each sample's gradient is right.
     """
-    calls: list[str] = []
+    calls = []
     one_step = PrivateStep.__call__
     table_noise = DifferentialPrivacy._noise_of_next_table
 
-    def count_step(self: PrivateStep, *batch: Tensor) -> Any:
+    def count_step(self, *batch):
         calls.append("step")
         return one_step(self, *batch)
 
-    def count_table(self: DifferentialPrivacy) -> float:
+    def count_table(self):
         calls.append("table")
         return table_noise(self)
 
@@ -195,7 +174,7 @@ def test_an_algorithm_takes_the_steps_and_tables_of_its_plan(
     rounds = 2
     assert calls.count("step") == clients * rounds * plan.steps
     assert calls.count("table") == clients * sum(plan.tables)  # of all rounds
-    assert not any(outcome.summary["trouble"].values())
+    assert not outcome.trouble
     # ε is nearly the default of dp-epsilon, 8, and not above it
     assert 7.7 < outcome.summary["epsilon"] == outcome.rows[-1]["epsilon"] <= 8
     for _, reply in outcome.exchanged():
@@ -208,7 +187,7 @@ def test_an_algorithm_takes_the_steps_and_tables_of_its_plan(
         assert list(card["present"]) == (every if CATALOG[algo].tells_classes else [])
 
 
-def test_which_algorithms_it_covers_is_written_here_and_others_are_refused_by_name() -> None:
+def test_which_algorithms_it_covers_is_written_here_and_others_are_refused_by_name():
     """Differential privacy covers weights that DP-SGD trains, and noisy tables of classes.
 
     Other uploads are not covered, nor is Ditto, which trains twice.
@@ -235,12 +214,12 @@ def test_which_algorithms_it_covers_is_written_here_and_others_are_refused_by_na
         assert f"dp = 'sample': {reason}" in refusal({"algo": algo, "dp": "sample"})
 
 
-def replace_row(monkeypatch: Patch, algo: str, row: Algorithm) -> None:
+def replace_row(monkeypatch, algo, row):
     rows = {algo: row}
     monkeypatch.setattr("protofl_common.experiment.settings.algorithm_named", rows.__getitem__)
 
 
-def test_a_new_entry_of_an_upload_is_refused_until_its_row_covers_it(monkeypatch: Patch) -> None:
+def test_a_new_entry_of_an_upload_is_refused_until_its_row_covers_it(monkeypatch):
     """FedAvg's row gets a second entry, ``sizes``, which it does not name as private."""
     row = CATALOG["fedavg"]
     exchange = replace(row.exchange, up={**row.exchange.up, "sizes": Counts()})
@@ -250,42 +229,42 @@ def test_a_new_entry_of_an_upload_is_refused_until_its_row_covers_it(monkeypatch
     assert reason in refusal({"algo": "fedavg", "dp": "sample"})
 
 
-class PlainStep(FedAvg[Any]):
+class PlainStep(FedAvg):
     """Trains by steps of its own, as the newest algorithm might."""
 
-    def fit(self) -> dict[str, float]:
+    def fit(self):
         return self.train(Step(self.modules, self.optimizer, self.labelled_loss))
 
 
-class PlainLoop(FedAvg[Any]):
+class PlainLoop(FedAvg):
     """Reads the training data in a loop of its own, without steps."""
 
-    def fit(self) -> dict[str, float]:
+    def fit(self):
         with torch.no_grad():
             for weight in self.model.parameters():
                 weight += self.client.train_set.in_memory.mean()
         return {}
 
 
-class Twice(FedAvg[Any]):
+class Twice(FedAvg):
     """Trains for two rounds in one."""
 
-    def fit(self) -> dict[str, float]:
+    def fit(self):
         self.train(self.step())
         return self.train(self.step(), purpose="again")
 
 
-class ThreeEpochs(FedAvg[Any]):
+class ThreeEpochs(FedAvg):
     """Makes more private steps than a round's, in one loop."""
 
-    def fit(self) -> dict[str, float]:
+    def fit(self):
         return self.train(self.step(), epochs=3)
 
 
 class TwoTables(FedProto):
     """Makes its table of prototypes twice, and is charged for one."""
 
-    def upload(self) -> Payload:
+    def upload(self):
         self.local_prototypes()
         return super().upload()
 
@@ -293,28 +272,28 @@ class TwoTables(FedProto):
 class NoTable(FedProto):
     """Sends what it was sent, or nothing, and makes no table, which the ledger was charged for."""
 
-    def upload(self) -> Payload:
+    def upload(self):
         return Payload(prototypes=self.global_prototypes)
 
 
-def trained_beside(half: ClientAlgorithm[Any], model: SplitModel) -> None:
+def trained_beside(half, model):
     """Train by plain steps, in a loop that no base knows of."""
     optimizer = make_optimizer([model], half.training)
     training.train(Step([model], optimizer, half.loss), half.training_set, half.training, seed=1)
 
 
-class PlainBefore(FedAvg[Any]):
+class PlainBefore(FedAvg):
     """Trains by plain steps before the private ones."""
 
-    def fit(self) -> dict[str, float]:
+    def fit(self):
         trained_beside(self, self.model)
         return super().fit()
 
 
-class PlainAfter(FedAvg[Any]):
+class PlainAfter(FedAvg):
     """Trains by plain steps after the private ones."""
 
-    def fit(self) -> dict[str, float]:
+    def fit(self):
         losses = super().fit()
         trained_beside(self, self.model)
         return losses
@@ -323,32 +302,32 @@ class PlainAfter(FedAvg[Any]):
 class PlainBeforeTheTable(FedProto):
     """Makes a noisy table of features of a model that single samples have shaped."""
 
-    def upload(self) -> Payload:
+    def upload(self):
         trained_beside(self, self.model)
         return super().upload()
 
 
-class PlainTeacher(FedAvg[Any]):
+class PlainTeacher(FedAvg):
     """Learns from a model of its own, which never leaves, but was trained without noise."""
 
-    def __init__(self, client: ClientView, round_number: int) -> None:
+    def __init__(self, client, round_number):
         super().__init__(client, round_number)
         self.teacher = deepcopy(self.model)
 
-    def fit(self) -> dict[str, float]:
+    def fit(self):
         trained_beside(self, self.teacher)
         return super().fit()
 
-    def loss(self, batch: Batch) -> LossTerms:
+    def loss(self, batch):
         with torch.no_grad():
             wanted_BC = self.teacher(batch.inputs).softmax(1)
         return {"cross-entropy": functional.cross_entropy(batch.logits, wanted_BC)}
 
 
-class ASecondLoop(FedAvg[Any]):
+class ASecondLoop(FedAvg):
     """Takes more private steps than were charged, in a loop that no base knows of."""
 
-    def fit(self) -> dict[str, float]:
+    def fit(self):
         training.train(self.step(), self.training_set, self.training, seed=1)
         return super().fit()
 
@@ -369,9 +348,7 @@ UNPAID = [
 
 
 @pytest.mark.parametrize("half", UNPAID)
-def test_a_covered_row_pays_for_no_more(
-    half: type[ClientAlgorithm[Any]], tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_a_covered_row_pays_for_no_more(half, tmp_path, monkeypatch):
     """A half that does more with the data than its row's plan pays for is refused."""
     algo = "fedproto" if issubclass(half, FedProto) else "fedavg"
     row = replace(CATALOG[algo], client=f"{half.__module__}:{half.__name__}")
@@ -384,43 +361,42 @@ def test_a_covered_row_pays_for_no_more(
     assert f"dp = 'sample': {algo} {does} that {NOT_COVERED}" in str(result)
 
 
-def exact_in_place_of_noisy(monkeypatch: Patch, pays: bool) -> None:
+def exact_moments(moments, features_NF, labels_N, *samples):
+    moments.measure(features_NF, labels_N)
+
+
+def exact_counts(labels_N, num_classes):
+    return labels_N.bincount(minlength=num_classes)
+
+
+EXACT_TABLES = {
+    "class_means": class_means,
+    "class_counts": exact_counts,
+    "measure": exact_moments,
+}
+"""Method of the protection that makes a noisy table -> what makes the exact one."""
+
+
+def exact_in_place_of_noisy(monkeypatch, pays):
     """Make every table exact; with ``pays`` a noisy one as well, so that their number is right."""
-    noisy_means = DifferentialPrivacy.class_means
-    noisy_counts = DifferentialPrivacy.class_counts
-    noisy_measure = DifferentialPrivacy.measure
 
-    def means(
-        self: DifferentialPrivacy, features_ND: Tensor, labels_N: Tensor, num_classes: int
-    ) -> Prototypes:
-        if pays:
-            noisy_means(self, features_ND, labels_N, num_classes)
-        return class_means(features_ND, labels_N, num_classes)
+    def replace_noisy(name):
+        noisy = getattr(DifferentialPrivacy, name)
 
-    def counts(self: DifferentialPrivacy, labels_N: Tensor, num_classes: int) -> Tensor:
-        if pays:
-            noisy_counts(self, labels_N, num_classes)
-        return labels_N.bincount(minlength=num_classes)
+        def table(protection, *given):
+            if pays:
+                noisy(protection, *given)
+            return EXACT_TABLES[name](*given)
 
-    def measure(
-        self: DifferentialPrivacy,
-        moments: ClassMoments,
-        features_NF: Tensor,
-        labels_N: Tensor,
-        samples: int,
-    ) -> None:
-        if pays:
-            noisy_measure(self, moments, features_NF, labels_N)
-        moments.measure(features_NF, labels_N)
+        monkeypatch.setattr(DifferentialPrivacy, name, table)
 
-    monkeypatch.setattr(DifferentialPrivacy, "class_means", means)
-    monkeypatch.setattr(DifferentialPrivacy, "class_counts", counts)
-    monkeypatch.setattr(DifferentialPrivacy, "measure", measure)
+    for name in EXACT_TABLES:
+        replace_noisy(name)
 
 
-TABLES: dict[str, str] = {}
+TABLES = {}
 """Algorithm -> the entry of its upload that is a table of classes."""
-ONE_OF_EACH_TABLE: dict[str, str] = {}
+ONE_OF_EACH_TABLE = {}
 """Kind of table -> an algorithm with it."""
 for algo in COVERED:
     for name, entry in CATALOG[algo].exchange.up.items():
@@ -432,8 +408,8 @@ EXACT = [(algo, True) for algo in TABLES] + [(algo, False) for algo in ONE_OF_EA
 
 @pytest.mark.parametrize(("algo", "pays"), EXACT)
 def test_an_exact_table_in_the_place_of_a_noisy_one_is_refused_by_name(
-    algo: str, pays: bool, tmp_path: Path, monkeypatch: Patch
-) -> None:
+    algo, pays, tmp_path, monkeypatch
+):
     """Every algorithm with a table is tried, with the noisy table made and thrown away (``pays``).
 
     Without it, one algorithm for each kind of table is enough.
@@ -449,13 +425,11 @@ def test_an_exact_table_in_the_place_of_a_noisy_one_is_refused_by_name(
 
 
 @pytest.mark.parametrize("what", ["counts", "one number of a mean", "weights"])
-def test_no_number_of_what_is_released_can_be_changed(
-    what: str, tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_no_number_of_what_is_released_can_be_changed(what, tmp_path, monkeypatch):
     """A half that adds something of its data to what the protection gave it is refused."""
     upload = ClientAlgorithm.upload
 
-    def changed_upload(self: ClientAlgorithm[Any]) -> Payload:
+    def changed_upload(self):
         sent = upload(self)
         prototypes = sent.vectors()
         assert prototypes is not None
@@ -483,13 +457,11 @@ def test_no_number_of_what_is_released_can_be_changed(
     {"validation": {"head": 0.7}},
     {"metrics": {"head/auc": 0.7}},
 ], ids=lambda exact: next(iter(exact)))  # fmt: skip
-def test_figures_without_noise_are_refused(
-    exact: dict[str, Any], tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_figures_without_noise_are_refused(exact, tmp_path, monkeypatch):
     """Whatever puts them into a report beside the evaluations that have passed the protection."""
     pack = DifferentialPrivacy.report
 
-    def report_with_exact_figures(self: DifferentialPrivacy, report: Any) -> Any:
+    def report_with_exact_figures(self, report):
         return pack(self, replace(report, **exact))
 
     monkeypatch.setattr(DifferentialPrivacy, "report", report_with_exact_figures)
@@ -518,36 +490,28 @@ def test_figures_without_noise_are_refused(
     ({"dp": "none", "dp_epsilon": 1.0},
         "dp-epsilon = 1.0: nothing is private with dp = 'none'; set dp = 'sample' or 'person'"),
 ])  # fmt: skip
-def test_what_it_cannot_hold_is_refused(
-    changes: dict[str, Any], reason: str, tmp_path: Path
-) -> None:
+def test_what_it_cannot_hold_is_refused(changes, reason, tmp_path):
     assert reason in refusal(run_config(tmp_path, **{"dp": "sample"} | changes))
 
 
-def test_batch_normalisation_is_refused_when_a_client_introduces_itself(tmp_path: Path) -> None:
+def test_batch_normalisation_is_refused_when_a_client_introduces_itself(tmp_path):
     refused = "2 clients cannot take part: norm = 'batch': this network has batch"
     with pytest.raises(FederationError, match=refused):
         private(tmp_path, "fedpcl", norm="batch")
 
 
-def test_an_epsilon_too_small_for_any_noise_is_refused_before_a_client_trains(
-    tmp_path: Path,
-) -> None:
-    grids: list[LocalGrid] = []
-    config = run_config(tmp_path, **SMALL | {"dp_epsilon": 0.001})
-
+def test_an_epsilon_too_small_for_any_noise_is_refused_before_a_client_trains(tmp_path):
+    grids = []
     with pytest.raises(SettingsError, match=r"dp-epsilon = 0\.001: no noise is large enough"):
-        run_federation(config, clients=2, on_grid=grids.append)
+        federate(tmp_path, clients=2, on_grid=grids.append, **SMALL | {"dp_epsilon": 0.001})
 
     for message, _ in grids[0].log:
         assert message.metadata.message_type != MessageType.TRAIN
 
 
-def test_the_noise_of_a_paper_on_gradients_is_dp_sgd_and_is_called_no_protection(
-    tmp_path: Path,
-) -> None:
+def test_the_noise_of_a_paper_on_gradients_is_dp_sgd_and_is_called_no_protection(tmp_path):
     """The setting gradient-noise, as in FedPLVM's Table 11: a run with it has no budget."""
-    noise: dict[str, Any] = {"dp": "none", "gradient_noise": 4.0}
+    noise = {"dp": "none", "gradient_noise": 4.0}
     client = client_of(
         run_config(tmp_path, **SMALL | noise, algo="fedplvm"), partition=0, clients=2
     )
@@ -564,10 +528,10 @@ def test_the_noise_of_a_paper_on_gradients_is_dp_sgd_and_is_called_no_protection
     assert not protections(outcome.summary["settings"])
 
 
-def test_a_run_spends_its_epsilon_and_says_so(tmp_path: Path) -> None:
+def test_a_run_spends_its_epsilon_and_says_so(tmp_path):
     """In its rows, in the report's figures, and in the ledgers of its two clients."""
     outcome = private(tmp_path, "fedproto", rounds=3, evaluate_every=2)
-    spent = [row["epsilon"] for row in outcome.rows]  # from the beginning of the run
+    spent = outcome.per_row("epsilon")  # from the beginning of the run
 
     assert outcome.summary["rounds"] == 3
     assert spent == sorted(spent)
@@ -588,9 +552,7 @@ def test_a_run_spends_its_epsilon_and_says_so(tmp_path: Path) -> None:
         assert epsilon(mechanisms, 1e-5) == pytest.approx(spent[-1])
 
 
-def test_the_server_shows_the_epsilon_of_the_clients_own_ledgers(
-    tmp_path: Path, capsys: Printed
-) -> None:
+def test_the_server_shows_the_epsilon_of_the_clients_own_ledgers(tmp_path, capsys):
     """It shows what the ledgers count for this run beside the planned ε.
 
     The planned one is that of a client which takes part in every round.
@@ -613,7 +575,7 @@ def test_the_server_shows_the_epsilon_of_the_clients_own_ledgers(
     assert shown in capsys.readouterr().out
 
 
-def test_the_noise_of_two_runs_with_one_seed_differs(tmp_path: Path) -> None:
+def test_the_noise_of_two_runs_with_one_seed_differs(tmp_path):
     """Noise that could be drawn again from the seed would be no noise."""
     sent = []
     for name in ("a", "b"):
@@ -630,9 +592,7 @@ def test_the_noise_of_two_runs_with_one_seed_differs(tmp_path: Path) -> None:
     # killed in the final evaluation, which can be repeated
     ("evaluate", 2, 2),
 ])  # fmt: skip
-def test_what_a_resumed_run_repeats_is_counted(
-    stopped: str, rounds: int, left: int, tmp_path: Path
-) -> None:
+def test_what_a_resumed_run_repeats_is_counted(stopped, rounds, left, tmp_path):
     """The server dies in round 2, after clients were charged for it; ``left`` rounds are made."""
     config = run_config(tmp_path, algo="fedproto", run_name="r", **SMALL | {"rounds": rounds})
     with pytest.raises(Killed):
@@ -641,11 +601,11 @@ def test_what_a_resumed_run_repeats_is_counted(
     resumed = run_federation(config | {"resume": True}, clients=2, run_id=2)
 
     assert resumed.summary["rounds"] == left
-    assert not any(resumed.summary["trouble"].values())
+    assert not resumed.trouble
     assert resumed.summary["epsilon"] <= 8
 
 
-def test_a_run_that_stops_early_has_spent_what_it_says(tmp_path: Path) -> None:
+def test_a_run_that_stops_early_has_spent_what_it_says(tmp_path):
     """Its ε is that of the rounds that were made, and so is each client's ledger's."""
     outcome = private(tmp_path, "fedavg", rounds=9, validation_fraction=0.3, early_stopping=1)
 
@@ -655,9 +615,7 @@ def test_a_run_that_stops_early_has_spent_what_it_says(tmp_path: Path) -> None:
         assert spent == pytest.approx(outcome.summary["epsilon"])
 
 
-def test_epsilon_is_that_of_the_client_that_pays_most_and_no_client_ends_the_run(
-    tmp_path: Path,
-) -> None:
+def test_epsilon_is_that_of_the_client_that_pays_most_and_no_client_ends_the_run(tmp_path):
     """With batches of 64, 64 samples make one step an epoch, and 65 two at nearly the same rate.
 
     So more samples do not always cost less. A client of 1, 0 or 2⁶⁰ samples, as a hostile one may
@@ -666,7 +624,7 @@ def test_epsilon_is_that_of_the_client_that_pays_most_and_no_client_ends_the_run
     config = run_config(tmp_path, **SMALL | {"algo": "fedavg", "batch_size": 64, "rounds": 5})
     settings = Settings.from_run_config(config)
 
-    def run_of(*sizes: int) -> Any:
+    def run_of(*sizes):
         cards = {f"site-{i}": SimpleNamespace(train_samples=n) for i, n in enumerate(sizes)}
         return SimpleNamespace(
             start=SimpleNamespace(run_history=RunHistory(1)),
@@ -676,14 +634,14 @@ def test_epsilon_is_that_of_the_client_that_pays_most_and_no_client_ends_the_run
 
     after_round_3 = [planned_epsilon(run_of(size), 3) for size in (64, 65, 1)]
     assert len(set(after_round_3)) > 1
-    assert planned_epsilon(run_of(64, 65, 1), 3) == max(after_round_3)  # type: ignore[type-var]
+    assert planned_epsilon(run_of(64, 65, 1), 3) == max(after_round_3)
 
     for size in (1, 0, 2**60):
         for number in (1, 2, 3, 4, 5):
             assert not Budget().why_stop(run_of(20, size), number)
 
 
-def test_a_server_that_asks_for_further_evaluations_runs_into_the_ledger(tmp_path: Path) -> None:
+def test_a_server_that_asks_for_further_evaluations_runs_into_the_ledger(tmp_path):
     """Each evaluation is charged before it is made, until the ledger is spent.
 
     From then on the client neither trains nor evaluates.
@@ -691,7 +649,7 @@ def test_a_server_that_asks_for_further_evaluations_runs_into_the_ledger(tmp_pat
     config = run_config(tmp_path, **SMALL | {"algo": "local", "rounds": 2, "evaluate_every": 2})
     grid = LocalGrid(config, {7: {"partition-id": 0, "num-partitions": 2}}, run_id=1)
 
-    def ask(kind: str) -> Message:
+    def ask(kind):
         return grid.asked(Message(instructions(run_id=1), 7, kind, group_id="1"))
 
     replies = [ask(MessageType.EVALUATE) for _ in range(400)]
@@ -708,9 +666,7 @@ def test_a_server_that_asks_for_further_evaluations_runs_into_the_ledger(tmp_pat
 
 
 @pytest.mark.parametrize("algo", ["fedproto", "gaussian"])
-def test_a_site_keeps_one_account_over_all_runs_and_stays_within_it(
-    algo: str, tmp_path: Path, capfd: Printed
-) -> None:
+def test_a_site_keeps_one_account_over_all_runs_and_stays_within_it(algo, tmp_path, capfd):
     """The second of two runs with ε = 3 does not fit into the 3.3 that the sites allow over all.
 
     Nor does it if an account, or the record of answers, is lost or put back from a backup: the
@@ -725,9 +681,9 @@ def test_a_site_keeps_one_account_over_all_runs_and_stays_within_it(
     accounts = tmp_path / "disk-1/privacy"
     named(zero=zero / "sites/site-0", one=tmp_path / "disk-1/sites/site-1")
 
-    assert not any(run_federation(first, nodes=nodes, run_id=1).summary["trouble"].values())
+    assert not run_federation(first, nodes=nodes, run_id=1).trouble
 
-    def refused(kind: str, reason: str) -> None:
+    def refused(kind, reason):
         """The second run is refused, before its first round, with this line in a site's log."""
         with pytest.raises(FederationError, match=kind):
             run_federation(second, nodes=nodes, run_id=2)
@@ -765,28 +721,12 @@ def test_a_site_keeps_one_account_over_all_runs_and_stays_within_it(
      "dp-delta = 0.01: this site takes at most 1e-05"),
     ("little", {"dp": "sample"}, "node-config: require-dp = 'little': say 'epsilon<=8'"),
 ])  # fmt: skip
-def test_a_site_takes_no_less_than_it_demands(
-    demand: str, changes: dict[str, Any], reason: str, tmp_path: Path
-) -> None:
+def test_a_site_takes_no_less_than_it_demands(demand, changes, reason, tmp_path):
     node = {"site-name": "north", "require-dp": demand, "state-dir": str(tmp_path)}
     assert reason in refusal(run_config(tmp_path, **changes), node)
 
 
-def test_a_site_hides_the_kind_of_an_unexpected_error(
-    tmp_path: Path, monkeypatch: Patch, capfd: Printed
-) -> None:
-    """A single sample may have caused it."""
-    failing = MagicMock(side_effect=ZeroDivisionError("sample 7"))
-    monkeypatch.setattr("client_app.app.evaluate", failing)
-    config = run_config(tmp_path, algo="fedproto", **SMALL | {"rounds": 1})
-
-    failures = failures_of(config, real_sites(2, tmp_path / "disk"))
-
-    assert set(failures) == {"an unexpected error; the log of the site says more"}
-    assert "ZeroDivisionError: sample 7" in capfd.readouterr().err
-
-
-def test_fedpcl_predicts_with_the_global_prototypes(tmp_path: Path) -> None:
+def test_fedpcl_predicts_with_the_global_prototypes(tmp_path):
     """Under dp a client does not predict with its own, which would shape figures without noise.
 
     In the first round there are no global ones, and so no accuracies.
@@ -804,37 +744,51 @@ def test_fedpcl_predicts_with_the_global_prototypes(tmp_path: Path) -> None:
     assert np.array_equal(received, stored.means.numpy())
 
 
-UNREADABLE = "cannot be read or written; the log of the site says more"
+def damage_ledger(disk, monkeypatch, number):
+    """Write a ledger of the site's data that is no JSON."""
+    of_data = digest("", "", number)  # of data-dir, domain and partition
+    (disk / "privacy").mkdir()
+    (disk / "privacy" / f"{of_data}.json").write_text("{")
 
 
-def test_an_unusable_ledger_stops_the_client_and_is_named(tmp_path: Path, capfd: Printed) -> None:
-    """Each site has a ledger of its data that is no JSON: its log says which file that is."""
-    for number in range(2):
-        folder = tmp_path / f"disk-{number}" / "privacy"
-        folder.mkdir(parents=True)
-        ledger_of_its_data = digest("", "", number)  # of data-dir, domain and partition
-        (folder / f"{ledger_of_its_data}.json").write_text("{")
-    config = run_config(tmp_path, algo="fedproto", **SMALL | {"rounds": 1})
-
-    failures = failures_of(config, real_sites(2, tmp_path / "disk"))
-
-    assert f"LedgerError: its privacy ledger {UNREADABLE}" in str(failures)
-    assert re.search("ERROR protofl: run .*: the privacy ledger /", capfd.readouterr().err)
-
-
-def test_a_file_in_the_place_of_the_ledgers_folder_stops_the_client(
-    tmp_path: Path, capfd: Printed
-) -> None:
+def put_a_file_in_place_of_ledgers(disk, monkeypatch, number):
     """The record of a site's answers is in that folder, too, and is looked up first."""
+    (disk / "privacy").write_text("no folder")
+
+
+def fail_over_one_sample(disk, monkeypatch, number):
+    failing = MagicMock(side_effect=ZeroDivisionError("sample 7"))
+    monkeypatch.setattr("client_app.app.evaluate", failing)
+
+
+UNREADABLE = "cannot be read or written; the log of the site says more"
+STOPPED = {
+    "an unusable ledger": (
+        damage_ledger,
+        f"LedgerError: its privacy ledger {UNREADABLE}",
+        "ERROR protofl: run .*: the privacy ledger /",
+    ),
+    "a file in the place of the ledgers": (
+        put_a_file_in_place_of_ledgers,
+        f"StateError (state-dir): its state (models, requests, counts) {UNREADABLE}",
+        "ERROR protofl: run .*: state-dir: /.*.answered cannot",
+    ),
+    "an error that a single sample may have caused": (
+        fail_over_one_sample,
+        "an unexpected error; the log of the site says more",
+        "ZeroDivisionError: sample 7",
+    ),
+}
+"""What stops two sites -> (how it comes, what the server is told, a pattern of their logs)."""
+
+
+@pytest.mark.parametrize("case", STOPPED)
+def test_what_stops_a_site_is_named_and_its_log_alone_says_more(case, tmp_path, monkeypatch, capfd):
+    befall, told, logged = STOPPED[case]
     for number in range(2):
         (tmp_path / f"disk-{number}").mkdir()
-        (tmp_path / f"disk-{number}" / "privacy").write_text("no folder")
+        befall(tmp_path / f"disk-{number}", monkeypatch, number)
     config = run_config(tmp_path, algo="fedproto", **SMALL | {"rounds": 1})
 
-    failures = failures_of(config, real_sites(2, tmp_path / "disk"))
-
-    state = "StateError (state-dir): its state (models, requests, counts)"
-    assert f"{state} {UNREADABLE}" in str(failures)
-
-    logged = "ERROR protofl: run .*: state-dir: /.*.answered cannot"
+    assert set(failures_of(config, real_sites(2, tmp_path / "disk"))) == {told}
     assert re.search(logged, capfd.readouterr().err)

@@ -10,8 +10,6 @@ all. By (ε, δ) its advantage (true positives less false ones) is at most (e^ε
 
 import math
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,30 +21,27 @@ from client_app.algorithms.base import client_half
 from client_app.app import app as client_app
 from client_app.protections.private_step import PrivateStep
 from client_app.site.client import open_client
-from client_app.site.workshop import Workshop, open_workshop
+from client_app.site.workshop import open_workshop
 from protofl_common.basics.run_history import RunHistory
 from protofl_common.data import ClientData
 from protofl_common.experiment.settings import Settings
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.privacy import grid, release
-from protofl_common.privacy.plan import Plan
 from protofl_common.wire.payloads import Payload, pack_payload
 from protofl_common.wire.records import Instructions, pack_instructions
 from tests.support.attacks import values_of
-from tests.support.given import Patch
 from tests.support.harness import run_config
 
 EPSILON = 1.0
 DELTA = 1e-5
 BOUND = (math.exp(EPSILON) - 1 + 2 * DELTA) / (math.exp(EPSILON) + 1)
 CANARY = [5.0, 0.0, 0.0, 0.0]
-Vector = np.ndarray[Any, np.dtype[np.float64]]
 
 
 class Victim:
     """A client of 90 training and 90 test samples of two classes, one of which is attacked."""
 
-    def __init__(self, folder: Path, part: str, monkeypatch: Patch) -> None:
+    def __init__(self, folder, part, monkeypatch):
         """Attack the first sample of a ``part`` of the data, ``"train"`` or ``"test"``."""
         # Flower's contexts need the numbers of a task
         TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
@@ -73,7 +68,7 @@ class Victim:
         monkeypatch.setattr("client_app.site.workshop.open_client_data", lambda *_, **__: self.data)
         self.sent = self._chosen_by_the_attacker()
 
-    def _chosen_by_the_attacker(self) -> RecordDict:
+    def _chosen_by_the_attacker(self):
         """Return what a hostile server sends, so that the sample changes what leaves by much.
 
         Its weights are three times as large. They predict the sample's label right if it is a test
@@ -97,13 +92,13 @@ class Victim:
         return pack_payload(down, self.client.settings.exchange.down)
 
     @property
-    def client(self) -> Workshop:
+    def client(self):
         return open_workshop(open_client(self._context()))
 
-    def _context(self) -> Context:
+    def _context(self):
         return Context(1, 7, {"partition-id": 0, "num-partitions": 2}, RecordDict(), self.config)
 
-    def reply(self, present: bool) -> Vector:
+    def reply(self, present):
         """Return all that leaves in a run of its own, as numbers; with the sample, or without.
 
         A sample that is not ``present`` has features that are not a number, so that it counts
@@ -113,14 +108,14 @@ class Victim:
         self.run_number += 1
         return np.concatenate([self._answer(MessageType.TRAIN), self._answer(MessageType.EVALUATE)])
 
-    def _answer(self, kind: str) -> Vector:
+    def _answer(self, kind):
         """Return the reply to a message of this kind as a vector with a place for all it may have.
 
         Numbers that are not finite become 10⁶.
         """
         asked = pack_instructions(Instructions(1, f"run-{self.run_number}", RunHistory(1)))
         message = Message(RecordDict({**self.sent, "round": asked}), 7, kind)
-        reply: Message = client_app(message, self._context())
+        reply = client_app(message, self._context())
         self.errors += reply.has_error()
 
         weights = np.zeros(PARAMETERS)
@@ -144,7 +139,7 @@ PARAMETERS = 4 * 64 + 64 + 64 * 2 + 2 + 2 * 2 + 2
 """Of layers of 64 and 2 numbers, and the head of 2: weights and biases."""
 
 
-def data_with(part: str, sample: list[float]) -> ClientData:
+def data_with(part, sample):
     """Return the client's data with this sample, of class 1, in the first place of a part."""
     draw = np.random.default_rng(0)
     inputs = {name: draw.normal(size=(90, 4)).astype(np.float32) for name in ("train", "test")}
@@ -165,7 +160,7 @@ def data_with(part: str, sample: list[float]) -> ClientData:
     )
 
 
-def advantage(victim: Victim, runs: int, monkeypatch: Patch) -> tuple[float, float]:
+def advantage(victim, runs, monkeypatch):
     """Return a 99 % interval of the advantage of a likelihood-ratio test.
 
     It guesses of ``runs`` runs with the sample, and as many without, which kind each is. It knows
@@ -194,9 +189,7 @@ def advantage(victim: Victim, runs: int, monkeypatch: Patch) -> tuple[float, flo
 
 
 @pytest.mark.parametrize(("part", "runs"), [("train", 100), ("test", 200)])
-def test_nothing_that_leaves_says_more_than_epsilon_allows(
-    part: str, runs: int, tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_nothing_that_leaves_says_more_than_epsilon_allows(part, runs, tmp_path, monkeypatch):
     """With ε = 1 the advantage is at most 0.462, in so many runs measured to 0.6 at most."""
     victim = Victim(tmp_path, part, monkeypatch)
     least, most = advantage(victim, runs, monkeypatch)
@@ -206,14 +199,14 @@ def test_nothing_that_leaves_says_more_than_epsilon_allows(
     assert most < 0.6  # a wider interval would show nothing
 
 
-def multiply_noise(monkeypatch: Patch, factor: float) -> None:
+def multiply_noise(monkeypatch, factor):
     """Make all noise ``factor`` times as large, and let the ledger accept it."""
     monkeypatch.setattr(
         "client_app.protections.differential_privacy.charge_ledgers", lambda *costs, **kinds: 0.0
     )
     planned = Settings.plan
 
-    def plan(settings: Settings, samples: int) -> Plan | None:
+    def plan(settings, samples):
         original = planned(settings, samples)
         if original is None:
             return None
@@ -226,20 +219,20 @@ def multiply_noise(monkeypatch: Patch, factor: float) -> None:
     monkeypatch.setattr(Settings, "plan", plan)
 
 
-def a_tenth(monkeypatch: Patch) -> None:
+def a_tenth(monkeypatch):
     """Let all noise be a tenth of what is planned: that keeps ten times ε and more."""
     multiply_noise(monkeypatch, 0.1)
 
 
-def exact_figures(monkeypatch: Patch) -> None:
+def exact_figures(monkeypatch):
     """Let numbers of right predictions leave without noise."""
     monkeypatch.setattr(release, "private_correct", lambda correct, *noise: correct)
 
 
-def no_guard_of_tables(monkeypatch: Patch) -> None:
+def no_guard_of_tables(monkeypatch):
     """Let features that are not finite pass the cut to a length."""
 
-    def cut(rows: torch.Tensor, longest: float = 1.0) -> torch.Tensor:
+    def cut(rows, longest=1.0):
         lengths = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
         return rows / (lengths / longest).clamp(min=1)
 
@@ -247,10 +240,10 @@ def no_guard_of_tables(monkeypatch: Patch) -> None:
         monkeypatch.setattr(module, "cut", cut)
 
 
-def no_guard_of_gradients(monkeypatch: Patch) -> None:
+def no_guard_of_gradients(monkeypatch):
     """Let gradients pass uncut, also one that is not finite."""
 
-    def cut(_: Any, gradients: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def cut(_, gradients):
         return {name: gradient.sum(0) for name, gradient in gradients.items()}
 
     monkeypatch.setattr(PrivateStep, "_cut", cut)
@@ -265,9 +258,7 @@ FAULTS = [  # the part of the data in which the sample is -> the fault that tell
 
 
 @pytest.mark.parametrize(("part", "fault"), FAULTS)
-def test_the_attack_finds_a_fault_that_is_planted(
-    part: str, fault: Any, tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_the_attack_finds_a_fault_that_is_planted(part, fault, tmp_path, monkeypatch):
     """So the attack is strong enough; a tenth of the noise is harder to tell than no noise.
 
     The noise is the same in every run of this test, or the attack would at times miss by chance.

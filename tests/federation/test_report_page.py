@@ -5,27 +5,24 @@ What the server records for it: margins, and who has which samples.
 
 import json
 import math
-from pathlib import Path
-from typing import Any
 from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
 import torch
-from flwr.app import Message, MessageType
+from flwr.app import MessageType
 from safetensors.numpy import load_file
 
 from protofl_common.basics.text import human_bytes
 from protofl_common.maths.prototypes import MAX_COMPARED, Prototypes, margins
 from protofl_common.report import charts
 from server_app.callbacks import artifacts
-from tests.support.attacks import by, card_with, lost, scaled, values_of, when
-from tests.support.given import Patch, Printed
-from tests.support.harness import Outcome, client_of, run_config, run_federation
+from tests.support.attacks import both, by, card_with, lost, scaled, values_of, when
+from tests.support.harness import client_of, federate, run_config, run_federation
 from tests.support.pages import Page, drawn
 
-SMALL: dict[str, Any] = {"report": True, "train_samples": 40, "test_samples": 40}
-DIGITS: dict[str, Any] = {
+SMALL = {"report": True, "train_samples": 40, "test_samples": 40}
+DIGITS = {
     "dataset": "digits",
     "partition": "iid",
     "train_samples": 30,
@@ -34,21 +31,21 @@ DIGITS: dict[str, Any] = {
 ALWAYS = ["result", "accuracy", "data", "time", "lost-replies", "clients", "settings"]
 
 
-def sites_of(outcome: Outcome) -> dict[str, Any]:
+def sites_of(outcome):
     """Return what a run has recorded of each site."""
     return json.loads((outcome.folder / "sites.json").read_text())["sites"]
 
 
-def read(outcome: Outcome) -> Page:
+def read(outcome):
     return Page(outcome.folder / "report.html")
 
 
-def run(folder: Path, clients: int, **settings: Any) -> Outcome:
-    return run_federation(run_config(folder, **SMALL | settings), clients=clients)
+def run(folder, clients, **settings):
+    return federate(folder, clients=clients, **SMALL | settings)
 
 
 @pytest.fixture(scope="module")
-def fedtgp(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+def fedtgp(tmp_path_factory):
     """Run FedTGP for three rounds with four clients of three classes each.
 
     From the second round on site-3 sends prototypes of 10⁹ times their length, which are refused.
@@ -63,17 +60,11 @@ def fedtgp(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
         fedtgp__server_epochs=5,
         rounds=3,
     )
-    rubbish = scaled(1e9)
-
-    def from_round_2(message: Message, reply: Message) -> Message | None:
-        if message.metadata.group_id == "1":
-            return reply
-        return rubbish(message, reply)
-
-    return run_federation(config, clients=4, tamper=by({1003: from_round_2}))
+    rubbish = both(when(scaled(1e9), number=2), when(scaled(1e9), number=3))
+    return run_federation(config, clients=4, tamper=by({1003: rubbish}))
 
 
-def sent(outcome: Outcome, round_number: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+def sent(outcome, round_number):
     """Return site -> means and labels of the prototypes that it has sent in a round."""
     uploads = {}
     for message, reply in outcome.exchanged(number=round_number):
@@ -83,7 +74,7 @@ def sent(outcome: Outcome, round_number: int) -> dict[str, tuple[np.ndarray, np.
     return uploads
 
 
-def margin(means: np.ndarray, labels: np.ndarray, label: int) -> float:
+def margin(means, labels, label):
     """Return a class's margin: the smallest distance of its prototypes from those of other classes.
 
     That is the definition under FedTGP's Figure 1; NaN if there is no pair.
@@ -95,14 +86,14 @@ def margin(means: np.ndarray, labels: np.ndarray, label: int) -> float:
     return min(distances, default=math.nan)
 
 
-def assert_margins(found: list[float | None], means: np.ndarray, labels: np.ndarray) -> None:
+def assert_margins(found, means, labels):
     """The margins of ten classes that a run has recorded are those of these prototypes."""
     recorded = [math.nan if value is None else value for value in found]
     wanted = [margin(means, labels, label) for label in range(10)]
     np.testing.assert_allclose(recorded, wanted, rtol=1e-4)
 
 
-def test_fedtgp_has_every_section_that_a_run_of_prototypes_can_have(fedtgp: Outcome) -> None:
+def test_fedtgp_has_every_section_that_a_run_of_prototypes_can_have(fedtgp):
     """Sections and figures stand in this order."""
     page = read(fedtgp)
     assert page.sections == [*ALWAYS[:3], "prototypes", *ALWAYS[3:]]
@@ -123,7 +114,7 @@ def test_fedtgp_has_every_section_that_a_run_of_prototypes_can_have(fedtgp: Outc
     assert "Points are not all of the same clients." in page.figures["accuracy-curves"]
 
 
-def test_a_pages_accuracies_are_the_runs(fedtgp: Outcome) -> None:
+def test_a_pages_accuracies_are_the_runs(fedtgp):
     """In the table, by the ways to predict, and in the figure of means."""
     final = fedtgp.rows[-1]
     for kind, *cells in read(fedtgp).table("", "mean"):
@@ -144,7 +135,7 @@ def test_a_pages_accuracies_are_the_runs(fedtgp: Outcome) -> None:
         assert lines[f"{kind}, worst 10 %"][-1] == 100 * figures["worst-10%"]
 
 
-def test_a_pages_text_and_settings_are_the_runs(fedtgp: Outcome) -> None:
+def test_a_pages_text_and_settings_are_the_runs(fedtgp):
     """A setting's row has its value in the run, and its default."""
     page = read(fedtgp)
     text = "\n".join(page.texts)
@@ -164,7 +155,7 @@ def test_a_pages_text_and_settings_are_the_runs(fedtgp: Outcome) -> None:
     assert set(settings) == set(fedtgp.summary["settings"])
 
 
-def test_recorded_margins_are_those_of_the_prototypes_that_were_sent(fedtgp: Outcome) -> None:
+def test_recorded_margins_are_those_of_the_prototypes_that_were_sent(fedtgp):
     """Of each client in each round, and of the merged prototypes in the last."""
     lines = (fedtgp.folder / "prototypes.jsonl").read_text().splitlines()
     rows = [json.loads(line) for line in lines]
@@ -183,7 +174,7 @@ def test_recorded_margins_are_those_of_the_prototypes_that_were_sent(fedtgp: Out
     assert_margins(rows[-1]["global"], merged["means"], merged["labels"])
 
 
-def test_a_runs_last_prototypes_are_kept_for_the_map(fedtgp: Outcome) -> None:
+def test_a_runs_last_prototypes_are_kept_for_the_map(fedtgp):
     """Those of site-0 to site-2, as site-3 was refused, and the server's."""
     kept = load_file(fedtgp.folder / "client-prototypes.safetensors")
     uploads = sent(fedtgp, 3)
@@ -200,7 +191,7 @@ def test_a_runs_last_prototypes_are_kept_for_the_map(fedtgp: Outcome) -> None:
     assert of_server == len(merged["labels"])
 
 
-def test_the_page_shows_who_has_which_training_samples(fedtgp: Outcome) -> None:
+def test_the_page_shows_who_has_which_training_samples(fedtgp):
     """The heat map has the number of each class [C, S] at each client."""
     sites = sites_of(fedtgp)
     *_, counts_CS, classes, clients, unit, _ = drawn(charts.samples, fedtgp.folder, "heat_map")
@@ -216,7 +207,7 @@ def test_the_page_shows_who_has_which_training_samples(fedtgp: Outcome) -> None:
         assert np.nan_to_num(counts_CS[:, index]).tolist() == counts
 
 
-def test_who_was_refused_is_told_with_the_reason(fedtgp: Outcome) -> None:
+def test_who_was_refused_is_told_with_the_reason(fedtgp):
     """Site-3's prototypes of rounds 2 and 3 were too long."""
     rows = read(fedtgp).table("round", "what", "client", "reason")
 
@@ -226,7 +217,7 @@ def test_who_was_refused_is_told_with_the_reason(fedtgp: Outcome) -> None:
         assert "max-prototype-norm" in reason
 
 
-def test_the_page_of_fedplvm_shows_the_number_of_prototypes_per_class(tmp_path: Path) -> None:
+def test_the_page_of_fedplvm_shows_the_number_of_prototypes_per_class(tmp_path):
     """Five clients of five domains have several prototypes of a class; rounds 1 and 3 evaluate."""
     fedplvm = run(tmp_path, 5, algo="fedplvm", rounds=3, evaluate_every=2)
     figures = read(fedplvm).figures
@@ -244,7 +235,7 @@ def test_the_page_of_fedplvm_shows_the_number_of_prototypes_per_class(tmp_path: 
     assert np.isnan(phases["client: evaluate"]).tolist() == [False, True, False]
 
 
-def test_without_prototypes_their_section_is_absent(tmp_path: Path) -> None:
+def test_without_prototypes_their_section_is_absent(tmp_path):
     """The report of local training, in which no reply was lost."""
     outcome = run(tmp_path, 3, algo="local")
     page = read(outcome)
@@ -259,9 +250,7 @@ def test_without_prototypes_their_section_is_absent(tmp_path: Path) -> None:
     assert "not all of" not in page.figures["accuracy-curves"]
 
 
-def test_a_page_that_cannot_be_drawn_fails_nothing(
-    tmp_path: Path, monkeypatch: Patch, capsys: Printed
-) -> None:
+def test_a_page_that_cannot_be_drawn_fails_nothing(tmp_path, monkeypatch, capsys):
     broken = MagicMock(side_effect=MemoryError("no room for ink"))
     monkeypatch.setattr("protofl_common.report.page.write_report", broken)
 
@@ -269,14 +258,10 @@ def test_a_page_that_cannot_be_drawn_fails_nothing(
     assert "report: not drawn, MemoryError: no room for ink" in capsys.readouterr().out
 
 
-def test_a_run_that_fails_leaves_a_page_too(tmp_path: Path) -> None:
+def test_a_run_that_fails_leaves_a_page_too(tmp_path):
     settings = {"algo": "local", "rounds": 9, "run_name": "mine", "round_timeout": 0.1}
     with pytest.raises(Exception, match="3 rounds in a row"):
-        run_federation(
-            run_config(tmp_path, **SMALL, **settings),
-            clients=2,
-            tamper=when(lost, MessageType.TRAIN),
-        )
+        federate(tmp_path, clients=2, tamper=when(lost, MessageType.TRAIN), **SMALL, **settings)
 
     page = Page(tmp_path / "runs" / "mine" / "report.html")
     assert "This run is not finished: the page shows it as far as it is." in page.texts
@@ -297,41 +282,38 @@ def test_a_run_that_fails_leaves_a_page_too(tmp_path: Path) -> None:
         ([(1, 1), (1, 1)], [0, 1], [0, 0]),
     ],
 )
-def test_margins_in_the_plane(
-    points: list[tuple[float, float]], labels: list[int], wanted: list[float]
-) -> None:
+def test_margins_in_the_plane(points, labels, wanted):
     found = margins(Prototypes(torch.tensor(points), torch.tensor(labels)), len(wanted))
     np.testing.assert_allclose(found.numpy(), wanted)
 
 
-def test_too_many_prototypes_are_not_compared() -> None:
+def test_too_many_prototypes_are_not_compared():
     many = Prototypes(torch.zeros(MAX_COMPARED + 1, 2), torch.arange(MAX_COMPARED + 1))
     assert margins(many, MAX_COMPARED + 1).isnan().all()
 
 
-def test_with_hidden_labels_all_training_samples_are_counted(tmp_path: Path) -> None:
+def test_with_hidden_labels_all_training_samples_are_counted(tmp_path):
     """All 30 of each client count, not only the half of the positive ones that keep their label."""
     config = run_config(tmp_path, algo="fedproto", positive_rate=0.5, rounds=1, **DIGITS)
     for facts in sites_of(run_federation(config, clients=2)).values():
         assert sum(facts["train-classes"]) == 30
 
 
-def test_a_site_that_is_no_part_of_the_division_has_no_counts(tmp_path: Path) -> None:
+def test_a_site_that_is_no_part_of_the_division_has_no_counts(tmp_path):
     """The server counts a client's samples of each class only if it knows how they are divided."""
-    nodes: dict[int, dict[str, Any]] = {
+    nodes = {
         1: {"partition-id": 0, "num-partitions": 2},
         # says it is client 1 of 2, but its data are those of another domain
         2: {"partition-id": 1, "num-partitions": 2, "domain": "photo"},
         # has no partition at all
         3: {"site-name": "north", "domain": "photo"},
     }
-    config = run_config(tmp_path, algo="fedtgp", num_clients=3, rounds=1)
-    sites = sites_of(run_federation(config, nodes=nodes))
+    sites = sites_of(federate(tmp_path, nodes=nodes, algo="fedtgp", num_clients=3, rounds=1))
 
     assert [site for site, facts in sites.items() if "train-classes" in facts] == ["site-0"]
 
 
-def test_who_claims_a_million_partitions_makes_no_work(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_who_claims_a_million_partitions_makes_no_work(tmp_path, monkeypatch):
     """The server does not divide the data for the figure of who has what."""
     divide = MagicMock(side_effect=artifacts.shares_of)
     monkeypatch.setattr(artifacts, "shares_of", divide)
@@ -342,10 +324,10 @@ def test_who_claims_a_million_partitions_makes_no_work(tmp_path: Path, monkeypat
     assert not divide.called
 
 
-def test_an_empty_cache_on_the_server_gives_no_division(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_an_empty_cache_on_the_server_gives_no_division(tmp_path, monkeypatch):
     """A server that has no data cannot say who has how many samples of each class."""
     monkeypatch.setattr(artifacts, "data_if_cached", lambda settings: None)
-    outcome = run_federation(run_config(tmp_path, rounds=1, **DIGITS), clients=2)
+    outcome = federate(tmp_path, clients=2, rounds=1, **DIGITS)
 
     assert not (outcome.folder / "report.html").exists()  # which these settings do not want
     for facts in sites_of(outcome).values():

@@ -4,7 +4,6 @@ import errno
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -23,11 +22,10 @@ from protofl_common.tools.arguments import read_recipe
 from server_app.callbacks.checkpoints import as_toml
 from server_app.network.membership import FederationError
 from tests.support.accidents import CLIENTS, FINAL, PLACES, flip_a_bit, stop
-from tests.support.given import Patch, Printed
-from tests.support.harness import run_config, run_federation
+from tests.support.harness import federate, run_config, run_federation
 from tests.support.results import assert_same
 
-SMALL: dict[str, Any] = {"models": "mnist-cnn", "train_samples": 10, "test_samples": 20}
+SMALL = {"models": "mnist-cnn", "train_samples": 10, "test_samples": 20}
 LIVES_ON = {
     "models": "resnet4-imagenet-stem",
     "keep_optimizer": True,
@@ -40,7 +38,7 @@ TRAINING = "while the clients train"
 STORED = "after the checkpoint"
 EVERYWHERE = {place: number for number, place in enumerate([*PLACES, FINAL], start=1)}
 """Every place in a round of its own."""
-CASES: list[tuple[dict[str, Any], dict[str, int]]] = [
+CASES = [
     *(({"algo": algo}, {TRAINING: 2, STORED: 3}) for algo in CATALOG),
     # an optimizer of two models, of a part of one, and with batch normalisation
     *(
@@ -59,15 +57,13 @@ CASES: list[tuple[dict[str, Any], dict[str, int]]] = [
 
 
 @pytest.mark.parametrize(("settings", "stops"), CASES)
-def test_a_stopped_run_equals_a_whole_one(
-    settings: dict[str, Any], stops: dict[str, int], tmp_path: Path
-) -> None:
+def test_a_stopped_run_equals_a_whole_one(settings, stops, tmp_path):
     """A run is stopped at each place in turn, and resumed each time.
 
     A round is finished only if the server dies after its checkpoint.
     """
     settings = SMALL | {"rounds": 4, "run_name": "mine"} | settings
-    wanted = run_federation(run_config(tmp_path / "whole", **settings), clients=CLIENTS)
+    wanted = federate(tmp_path / "whole", clients=CLIENTS, **settings)
 
     config = run_config(tmp_path / "parts", **settings)
     finished_rounds = []
@@ -81,7 +77,7 @@ def test_a_stopped_run_equals_a_whole_one(
     assert found.summary["rounds"] == settings["rounds"]
 
 
-def test_resume_toml_is_all_it_takes(tmp_path: Path) -> None:
+def test_resume_toml_is_all_it_takes(tmp_path):
     """The file resumes a run even without a run-name, whose name is then its folder's.
 
     Files that a killed process has left half written are removed, and no others.
@@ -103,14 +99,14 @@ def test_resume_toml_is_all_it_takes(tmp_path: Path) -> None:
     assert found.summary["resumed-after-rounds"] == [2]
 
 
-def refusal(config: dict[str, Any]) -> str:
+def refusal(config):
     """Return the error of a run that is resumed with these settings, and refused."""
     with pytest.raises((SettingsError, TensorFileError)) as caught:
         run_federation(config | {"resume": True}, clients=CLIENTS, run_id=9)
     return str(caught.value)
 
 
-def test_resume_toml_says_how_to_use_it() -> None:
+def test_resume_toml_says_how_to_use_it():
     settings = Settings.from_run_config(default_run_config())
     command = "# flwr run . FEDERATION --run-config r.toml --stream\n"
 
@@ -118,7 +114,7 @@ def test_resume_toml_says_how_to_use_it() -> None:
     assert "num-supernodes=3" in as_toml(settings, Path("r.toml"), 3)
 
 
-def test_a_stopped_run_goes_on_as_what_it_was_only(tmp_path: Path) -> None:
+def test_a_stopped_run_goes_on_as_what_it_was_only(tmp_path):
     """A run that is resumed needs the same settings and clients, and no other process on it.
 
     Settings that do not change the result may differ. Flower simulates as many clients as before
@@ -150,7 +146,7 @@ def test_a_stopped_run_goes_on_as_what_it_was_only(tmp_path: Path) -> None:
     assert found.summary["resumed-after-rounds"] == [1]
 
 
-def test_a_stopped_run_does_not_go_on_with_other_data(tmp_path: Path) -> None:
+def test_a_stopped_run_does_not_go_on_with_other_data(tmp_path):
     """A table has lost a row: divided anew, models would be tested on what has trained them."""
     lines = ["x,label\n", *(f"{row},{row % 2}\n" for row in range(60))]
     table = tmp_path / "mine.csv"
@@ -173,7 +169,7 @@ def test_a_stopped_run_does_not_go_on_with_other_data(tmp_path: Path) -> None:
     assert re.search(r"the data are not those .*: site-\d has \S+ = .*, and had ", refusal(config))
 
 
-def test_where_there_is_nothing_to_resume_it_says_so(tmp_path: Path, capfd: Printed) -> None:
+def test_where_there_is_nothing_to_resume_it_says_so(tmp_path, capfd):
     """A run that is not there cannot be resumed; one that is finished can, and nothing is done."""
     config = run_config(tmp_path, rounds=1, run_name="mine", **SMALL)
     assert "nothing to resume, there is no" in refusal(config)
@@ -196,14 +192,14 @@ def test_where_there_is_nothing_to_resume_it_says_so(tmp_path: Path, capfd: Prin
 
 @pytest.mark.parametrize(("place", "round_before"), [(TRAINING, 3), (STORED, 4)])
 def test_a_damaged_checkpoint_is_told_and_the_one_before_is_used(
-    place: str, round_before: int, tmp_path: Path, capsys: Printed
-) -> None:
+    place, round_before, tmp_path, capsys
+):
     """The server dies in round 5, and its newest checkpoint is damaged: it goes back a round more.
 
     Clients keep the states that this needs, even where some had begun the next round.
     """
     settings = SMALL | {"rounds": 6, "run_name": "mine", "algo": "fedtgp"}
-    wanted = run_federation(run_config(tmp_path / "whole", **settings), clients=CLIENTS)
+    wanted = federate(tmp_path / "whole", clients=CLIENTS, **settings)
     config = run_config(tmp_path / "parts", **settings)
     stop(config, place, 5)
     kept = RunFolder(tmp_path / "parts" / "runs" / "mine").checkpoints()  # the newest first
@@ -222,7 +218,7 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_is_used(
     assert_same(resumed, wanted)
 
 
-def test_where_all_checkpoints_are_damaged_or_of_an_older_version_it_ends(tmp_path: Path) -> None:
+def test_where_all_checkpoints_are_damaged_or_of_an_older_version_it_ends(tmp_path):
     """Each of three faults is one clear error: cut files, rows of metrics lost, another format."""
     config = run_config(tmp_path, run_name="mine", **SMALL)
     stop(config, STORED, 1)
@@ -249,9 +245,7 @@ def test_where_all_checkpoints_are_damaged_or_of_an_older_version_it_ends(tmp_pa
     assert said in refusal(config)
 
 
-def test_a_resumed_run_says_from_where_and_from_what_code(
-    tmp_path: Path, capsys: Printed, monkeypatch: Patch
-) -> None:
+def test_a_resumed_run_says_from_where_and_from_what_code(tmp_path, capsys, monkeypatch):
     """Another way to divide the data is refused; other code, and other threads, are only said."""
     config = run_config(tmp_path, rounds=3, run_name="mine", **SMALL)
     monkeypatch.setattr("server_app.run.job.code_at_server", lambda _: "abad1dea")
@@ -278,25 +272,21 @@ def test_a_resumed_run_says_from_where_and_from_what_code(
     assert console.count("resuming with") == 1, "nor with other code"
 
 
-def test_a_full_disk_of_the_server_leaves_the_last_checkpoint(
-    tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_a_full_disk_of_the_server_leaves_the_last_checkpoint(tmp_path, monkeypatch):
     """The disk is full when round 2's checkpoint is written: the run ends, and can be resumed.
 
     Before each checkpoint the simulated clients' files are synced to the disk, too.
     """
     settings = SMALL | {"rounds": 3, "run_name": "mine"}
     config = run_config(tmp_path, **settings)
-    checkpoints_when_synced: list[int] = []
+    checkpoints_when_synced = []
 
-    def save_unless_full(
-        tensors: dict[str, torch.Tensor], path: Path, metadata: dict[str, str]
-    ) -> None:
+    def save_unless_full(tensors, path, metadata):
         if path.parent.parent.name == CHECKPOINTS and '"round": 2' in metadata["facts"]:
             raise OSError(errno.ENOSPC, "No space left on device")
         save_file(tensors, path, metadata)
 
-    def sync(path: Path) -> None:
+    def sync(path):
         assert path.name == "mine"  # the folder of a run
         checkpoints = RunFolder(tmp_path / "runs" / "mine").checkpoints()
         checkpoints_when_synced.append(len(checkpoints))
@@ -314,4 +304,4 @@ def test_a_full_disk_of_the_server_leaves_the_last_checkpoint(
     # before rounds 1 and 2 are stored, and 2 and 3 once resumed; at last the clients' final models
     assert checkpoints_when_synced == [1, 2, 2, 3, 3]
     assert found.summary["resumed-after-rounds"] == [1]
-    assert_same(found, run_federation(run_config(tmp_path / "whole", **settings), clients=CLIENTS))
+    assert_same(found, federate(tmp_path / "whole", clients=CLIENTS, **settings))

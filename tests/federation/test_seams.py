@@ -7,7 +7,6 @@ the site answers.
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,14 +19,13 @@ from protofl_common.models.trained import TrainedModel
 from protofl_common.wire.payloads import Payload, pack_payload
 from protofl_common.wire.records import pack_settings
 from tests.support.attacks import interrupted
-from tests.support.given import Patch
 from tests.support.harness import CACHE, RUN_ID, LocalGrid, instructions, reason_in, run_config
 from tests.support.sites import named
 
 PATIENTS = 120
 
 
-def write_table(folder: Path, rare: int, rare_tested: int, sign: int) -> Path:
+def write_table(folder, rare, rare_tested, sign):
     """Write records of which ``rare`` training and ``rare_tested`` test samples are of class 2.
 
     All others are of 0 and 1. The inputs of the test samples of class 2 are multiplied by ``sign``.
@@ -48,9 +46,7 @@ def write_table(folder: Path, rare: int, rare_tested: int, sign: int) -> Path:
     return folder / "data.npz"
 
 
-def site(
-    folder: Path, rare: int = 0, rare_tested: int | None = None, sign: int = 1, **node: Any
-) -> dict[str, Any]:
+def site(folder, rare=0, rare_tested=None, sign=1, **node):
     """Return the node config of a site with a table of `write_table`.
 
     ``rare_tested`` is ``rare`` unless given; ``node`` are further entries.
@@ -69,7 +65,7 @@ def site(
     return facts | node
 
 
-def study(folder: Path, **settings: Any) -> dict[str, Any]:
+def study(folder, **settings):
     """Return the settings of a run on tables of `write_table`."""
     facts = {
         "dataset": "arrays",
@@ -84,16 +80,7 @@ def study(folder: Path, **settings: Any) -> dict[str, Any]:
     return run_config(folder, **facts | settings)
 
 
-def asked(
-    node: dict[str, Any],
-    config: dict[str, Any],
-    kind: str,
-    number: int = 1,
-    history: str = "",
-    run_id: int = RUN_ID,
-    name: str = "study",
-    **records: Any,
-) -> Message:
+def asked(node, config, kind, number=1, history="", run_id=RUN_ID, name="study", **records):
     """Return the site's reply to a message of this kind and round.
 
     ``history`` is what the server says of the run's history, by default that it has none before
@@ -105,7 +92,7 @@ def asked(
     return grid.asked(Message(content, 7, kind, group_id=str(number)))
 
 
-def prototypes_of(*labels: int) -> dict[str, Any]:
+def prototypes_of(*labels):
     """Return a message's records with one prototype of each label, the last at the origin.
 
     The others are 30 and more away in each of four numbers: the last is the nearest to every
@@ -124,7 +111,7 @@ SHARE = {"partition-id": 0, "num-partitions": 1}
 """With a ``partition-id`` the run would choose who is a test sample."""
 DP = {"dp": "sample", "norm": "group"}
 
-REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+REFUSED = {
     "small classes alone": (
         {"min-class-samples": 31},
         {"algo": "fedavg"},
@@ -151,7 +138,7 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("kind", [MessageType.QUERY, MessageType.TRAIN, MessageType.EVALUATE])
 @pytest.mark.parametrize("case", REFUSED)
-def test_a_site_refuses_whichever_message_comes_first(case: str, kind: str, tmp_path: Path) -> None:
+def test_a_site_refuses_whichever_message_comes_first(case, kind, tmp_path):
     """A server that sends a training at once gets the refusal that the introduction would give."""
     node, settings, line = REFUSED[case]
 
@@ -160,7 +147,7 @@ def test_a_site_refuses_whichever_message_comes_first(case: str, kind: str, tmp_
     assert line in reason_in(reply)
 
 
-def test_a_private_run_does_not_go_on_from_a_model_trained_without_noise(tmp_path: Path) -> None:
+def test_a_private_run_does_not_go_on_from_a_model_trained_without_noise(tmp_path):
     """The ledger was not charged for that model, which a private run's uploads would tell."""
     node = site(tmp_path)
     without_noise = study(tmp_path, algo="fedper", norm="group")
@@ -176,9 +163,7 @@ def test_a_private_run_does_not_go_on_from_a_model_trained_without_noise(tmp_pat
     assert "StateError" in reason_in(reply)
 
 
-def test_a_server_that_changes_the_name_of_a_run_has_no_new_budget(
-    tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_a_server_that_changes_the_name_of_a_run_has_no_new_budget(tmp_path, monkeypatch):
     """Asked for one round under name after name, the site is charged for each, until it refuses.
 
     Each time it is killed before its answer is ready: that is charged, too.
@@ -210,7 +195,7 @@ class Talkative(torch.nn.Module):
 """
 
 
-def test_the_first_look_at_a_network_shows_it_no_sample(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_the_first_look_at_a_network_shows_it_no_sample(tmp_path, monkeypatch):
     """A network is tried on zeros: its error goes to the server, and may quote what it was given.
 
     `Talkative` quotes two samples of six numbers.
@@ -232,9 +217,7 @@ def test_the_first_look_at_a_network_shows_it_no_sample(tmp_path: Path, monkeypa
 @pytest.mark.parametrize(
     ("among", "sent", "right"), [("own", (0, 2), PATIENTS // 4), ("all", (0, 1, 2), 0)]
 )
-def test_figures_do_not_tell_a_small_class(
-    among: str, sent: tuple[int, ...], right: int, tmp_path: Path
-) -> None:
+def test_figures_do_not_tell_a_small_class(among, sent, right, tmp_path):
     """Whether the site has no sample of class 2 or one, it reports as many right predictions.
 
     The prototype of class 2, sent last, is the nearest to every sample, so otherwise the server
@@ -256,9 +239,7 @@ def test_figures_do_not_tell_a_small_class(
         (12, 60, 3, ("metrics", "test_samples")),
     ],
 )
-def test_no_metric_tells_a_small_class(
-    rare_tested: int, test_samples: int, head_metrics: int, same: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_no_metric_tells_a_small_class(rare_tested, test_samples, head_metrics, same, tmp_path):
     """The site has nine training samples of class 2, and few test samples.
 
     Metrics are the same whatever inputs the test samples of class 2 have (``sign``). With three,
@@ -279,7 +260,7 @@ def test_no_metric_tells_a_small_class(
     assert len([name for name in figures[0] if name.startswith("metrics.head/")]) == head_metrics
 
 
-def test_exact_numbers_do_not_tell_a_small_class_under_dp(tmp_path: Path) -> None:
+def test_exact_numbers_do_not_tell_a_small_class_under_dp(tmp_path):
     """Whether class 2 has five samples, the least, or four, depends on a single one.
 
     So under dp the introduction names all classes and all samples in both cases.
@@ -294,7 +275,7 @@ def test_exact_numbers_do_not_tell_a_small_class_under_dp(tmp_path: Path) -> Non
         assert card["present"] == [0, 1, 2]
 
 
-def test_no_loss_leaves_where_small_classes_must_not(tmp_path: Path) -> None:
+def test_no_loss_leaves_where_small_classes_must_not(tmp_path):
     """With the prototype of class 2 alone, the prototype loss is that of its single sample.
 
     A site without min-class-samples reports its losses.
@@ -309,7 +290,7 @@ def test_no_loss_leaves_where_small_classes_must_not(tmp_path: Path) -> None:
     assert "losses.prototype" in told.content["report"]
 
 
-def test_however_many_questions_get_no_more_answers_than_the_ledger_pays(tmp_path: Path) -> None:
+def test_however_many_questions_get_no_more_answers_than_the_ledger_pays(tmp_path):
     """A server asks 400 times: to train and to evaluate after rounds 1 to 4, of forty Flower runs.
 
     Each Flower run has ten questions, some of them twice.
@@ -337,12 +318,12 @@ THIEF = {"history": f"{RUN_ID}:1,4712", "run_id": 4712}
 """Flower run 4712, which says that it goes on with the study's run after its round 1."""
 
 
-def best_after(number: int) -> dict[str, ConfigRecord]:
+def best_after(number):
     """Return the record that asks to keep the model after a round as the best on test data."""
     return {"best": ConfigRecord({"after": number, "on": "test"})}
 
 
-def test_another_run_does_not_replace_the_best_model_of_a_study(tmp_path: Path) -> None:
+def test_another_run_does_not_replace_the_best_model_of_a_study(tmp_path):
     """The study's run has kept its best model when the other one asks to keep another."""
     node = site(tmp_path)
     config = study(tmp_path, algo="fedproto", keep_best=True)
@@ -358,9 +339,7 @@ def test_another_run_does_not_replace_the_best_model_of_a_study(tmp_path: Path) 
     assert best in [file.read_bytes() for file in model.parent.glob("best*.safetensors")]
 
 
-def test_another_run_does_not_remove_what_may_become_the_best_model_of_a_study(
-    tmp_path: Path,
-) -> None:
+def test_another_run_does_not_remove_what_may_become_the_best_model_of_a_study(tmp_path):
     """While the study's run trains, other runs that say they go on with it ask to keep a model.
 
     The study's own candidate, its model after round 0, stays until the study asks for it.

@@ -7,13 +7,10 @@ import json
 import re
 import stat
 import traceback
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from html import unescape
-from pathlib import Path
 from threading import Thread
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -55,14 +52,12 @@ from tests.support.accidents import Killed, on_message
 from tests.support.anew import bytes_of, read_anew
 from tests.support.attacks import both, by, change_sent, raw, silent, values_of, when
 from tests.support.commands import output
-from tests.support.given import Patch, Printed
 from tests.support.harness import (
     CACHE,
     RUN_ID,
     LocalGrid,
-    Outcome,
-    Tamper,
     client_of,
+    federate,
     instructions,
     reason_in,
     refusal,
@@ -70,51 +65,50 @@ from tests.support.harness import (
     run_federation,
     settings_of,
 )
+from tests.support.plain import assert_equal
 from tests.support.sites import real_sites
 
 CLIENTS = 4
-DATA: dict[str, Any] = {
+DATA = {
     "dataset": "digits",
     "partition": "pathological",
     "classes_per_client": 5,
     "models": "htcnn-1",
 }
-SMALL: dict[str, Any] = DATA | {"train_samples": 10, "test_samples": 10}
+SMALL = DATA | {"train_samples": 10, "test_samples": 10}
 LONG = pytest.mark.long
 STAGES = ("query.advertise", "query.share", "train", "query.unmask")
 
 
-def small_config(folder: Path, **settings: Any) -> dict[str, Any]:
+def small_config(folder, **settings):
     """Return the settings of one round with secure aggregation, unless ``settings`` differ."""
     return run_config(folder, **{"rounds": 1, "secagg": True} | SMALL | settings)
 
 
-def federation(folder: Path, tamper: Tamper | None = None, **settings: Any) -> Outcome:
+def federation(folder, tamper=None, **settings):
     """Run four clients with five classes each."""
     return run_federation(small_config(folder, **settings), clients=CLIENTS, tamper=tamper)
 
 
-def lost(stage: str, *nodes: int, number: int = 1) -> Tamper:
+def lost(stage, *nodes, number=1):
     """Let these nodes fail in a stage of round ``number``."""
     return when(by(dict.fromkeys(nodes, silent), stage), number=number)
 
 
-def begun_anew(tamper: Tamper) -> Tamper:
+def begun_anew(tamper):
     """Let every sum take all its stages, and make the changes of ``tamper``.
 
     A sum usually begins while the one before ends; here site-1 sends nothing for the next sum.
     """
 
-    def without_next_sum(message: Message, reply: Message) -> Message:
+    def without_next_sum(message, reply):
         reply.content.pop(NEXT_SUM)
         return reply
 
     return both(when(without_next_sum, "query.unmask", node=1001), tamper)
 
 
-def ask_site_0(
-    node: dict[str, Any], config: dict[str, Any], stage: str, content: RecordDict
-) -> Message:
+def ask_site_0(node, config, stage, content):
     """Send a message to site-0 aside from the run's grid, and return its answer.
 
     So may a hostile server do at any time.
@@ -123,9 +117,9 @@ def ask_site_0(
     return client_app(message, Context(RUN_ID, 1000, node, RecordDict(), config))
 
 
-def tensors(outcome: Outcome) -> dict[str, torch.Tensor]:
+def tensors(outcome):
     """Return all global tensors that a run has stored."""
-    stored: dict[str, torch.Tensor] = {}
+    stored = {}
     for name in ("prototypes", "weights"):
         file = outcome.folder / f"{name}.safetensors"
         if file.exists():
@@ -133,22 +127,13 @@ def tensors(outcome: Outcome) -> dict[str, torch.Tensor]:
     return stored
 
 
-def assert_same(found: Outcome, wanted: Outcome) -> None:
+def assert_same(found, wanted):
     """The tensors are the same up to rounding, of float32 and to the whole numbers of the sums."""
     torch.testing.assert_close(tensors(found), tensors(wanted), rtol=2e-6, atol=2e-6)
 
 
-def voids(outcome: Outcome) -> list[bool]:
-    return [row["void"] for row in outcome.rows]
-
-
-def asked_counts(outcome: Outcome) -> list[int]:
-    """Return how many sites were asked in each round, and at the end."""
-    return [row["asked"] for row in outcome.rows]
-
-
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
+def plain(tmp_path_factory):
     """Make runs of FedProto without secure aggregation to compare sums with.
 
     One has all clients, the other lacks the upload of one.
@@ -166,7 +151,7 @@ ABLE = {  # the algorithms that secure aggregation can run
     for algo, row in CATALOG.items()
     if row.exchange.up and not row.needs_single_uploads(row.exchange)
 }
-SETTINGS_OF_KINDS: dict[str, dict[str, Any]] = {
+SETTINGS_OF_KINDS = {
     "fedproto": {},
     "fedproto, uniform": {"fedproto__weighting": "uniform"},
     "fedproto-avg": {},
@@ -179,7 +164,7 @@ LONG_KINDS = sorted({*ABLE, "fedpcl"} - set(SHORT_KINDS))
 @pytest.mark.parametrize(
     "kind", [*SHORT_KINDS, *(pytest.param(kind, marks=LONG) for kind in LONG_KINDS)]
 )
-def test_a_run_leaves_what_one_without_masks_leaves(kind: str, tmp_path: Path) -> None:
+def test_a_run_leaves_what_one_without_masks_leaves(kind, tmp_path):
     """The same global tensors and figures over all samples, with each algorithm that can."""
     algo = kind.partition(",")[0]
     settings = SETTINGS_OF_KINDS.get(kind, {})
@@ -192,7 +177,7 @@ def test_a_run_leaves_what_one_without_masks_leaves(kind: str, tmp_path: Path) -
     assert_figures_of_all(summed, plain)
 
 
-def assert_figures_of_all(summed: Outcome, plain: Outcome) -> None:
+def assert_figures_of_all(summed, plain):
     """Figures over all samples are the same, and ``summed`` has no others.
 
     Without figures of single clients, the mean over clients is that over samples.
@@ -208,12 +193,12 @@ def assert_figures_of_all(summed: Outcome, plain: Outcome) -> None:
 
 
 @pytest.mark.parametrize("algo", ["fedproto", "local", "protofed"])
-def test_figures_are_of_all_samples_and_of_no_single_client(algo: str, tmp_path: Path) -> None:
+def test_figures_are_of_all_samples_and_of_no_single_client(algo, tmp_path):
     """Clients have different sizes. A run of local sends figures only.
 
     One of protofed sends prototypes in its last round only.
     """
-    settings: dict[str, Any] = {
+    settings = {
         "algo": algo,
         "partition": "dirichlet",
         "total_samples": 300,
@@ -250,9 +235,7 @@ def test_figures_are_of_all_samples_and_of_no_single_client(algo: str, tmp_path:
             assert not any(card[key] for key in (*sizes, "found"))
 
 
-def test_whoever_shows_the_figures_shows_those_of_all_sites(
-    tmp_path: Path, capsys: Printed
-) -> None:
+def test_whoever_shows_the_figures_shows_those_of_all_sites(tmp_path, capsys):
     """Console, page, comparison and tables, with baselines, the best model and metrics."""
     config = small_config(
         tmp_path,
@@ -295,9 +278,7 @@ def test_whoever_shows_the_figures_shows_those_of_all_sites(
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_who_is_lost_is_missed_in_the_sum_alone(
-    stage: str, tmp_path: Path, plain: dict[str, Outcome]
-) -> None:
+def test_who_is_lost_is_missed_in_the_sum_alone(stage, tmp_path, plain):
     """The sum is that of the other sites; one that is lost after its upload counts in it."""
     found = federation(tmp_path, lost(stage, 1001))
 
@@ -312,14 +293,12 @@ def test_who_is_lost_is_missed_in_the_sum_alone(
     pytest.param("train", "uploads", marks=LONG),
     ("query.unmask", "shares to unmask the sum"),
 ])  # fmt: skip
-def test_too_few_sites_change_nothing(
-    stage: str, what: str, tmp_path: Path, plain: dict[str, Outcome], capsys: Printed
-) -> None:
+def test_too_few_sites_change_nothing(stage, what, tmp_path, plain, capsys):
     """Two of four are lost in round 2, which is void: round 3 starts from round 1's prototypes."""
     tamper = begun_anew(lost(stage, 1001, 1003, number=2))
     found = federation(tmp_path, tamper, rounds=3)
 
-    assert voids(found) == [False, True, False, False]
+    assert found.per_row("void") == [False, True, False, False]
     assert [bool(row["accuracy"]) for row in found.rows] == [True, False, True, True]
 
     void = found.rows[1]
@@ -340,21 +319,21 @@ def test_too_few_sites_change_nothing(
         assert np.allclose(means, wanted, atol=2e-6)
 
 
-def test_a_sum_of_fewer_than_min_replies_is_not_unmasked(tmp_path: Path, capsys: Printed) -> None:
+def test_a_sum_of_fewer_than_min_replies_is_not_unmasked(tmp_path, capsys):
     """Of four sites one is lost: three are enough for a sum, but not for min-replies = 4."""
     found = federation(tmp_path, lost("train", 1001), min_replies=4)
 
     assert "3 of 4 sites sent uploads, fewer than the 4 needed (min-replies)" in (
         capsys.readouterr().out
     )
-    assert voids(found) == [True, False]
+    assert found.per_row("void") == [True, False]
     assert not found.exchanged("query.unmask", 1)
 
 
-def lies_about_shares(node: int) -> Tamper:
+def lies_about_shares(node):
     """Let a node give back other shares of its peers' secrets than it was given."""
 
-    def change(message: Message, reply: Message) -> Message:
+    def change(message, reply):
         record = reply.content.config_records[SECAGG]
         others = record.keys() - {f"site-{node - 1000}"}
         record.update(dict.fromkeys(others, bytes(SHARE - 1) + b"\7"))
@@ -364,9 +343,7 @@ def lies_about_shares(node: int) -> Tamper:
 
 
 @pytest.mark.parametrize(("node", "rounds"), [(1000, 1), (1002, 3)])
-def test_one_wrong_share_is_named_and_its_liar_out(
-    node: int, rounds: int, tmp_path: Path, plain: dict[str, Outcome]
-) -> None:
+def test_one_wrong_share_is_named_and_its_liar_out(node, rounds, tmp_path, plain):
     """The others' shares are enough, so the sum is right; the liar is asked nothing more."""
     found = federation(tmp_path, lies_about_shares(node), rounds=rounds)
 
@@ -375,21 +352,19 @@ def test_one_wrong_share_is_named_and_its_liar_out(
     (reason,) = found.rows[0]["refused"].values()
     assert "than it was dealt; it takes no further part in this run" in reason
     assert [[*row["refused"]] for row in found.rows] == [[f"site-{node - 1000}"], *rounds * [[]]]
-    assert asked_counts(found) == [4, *rounds * [3]]
-    assert not any(voids(found))
+    assert found.per_row("asked") == [4, *rounds * [3]]
+    assert not any(found.per_row("void"))
 
 
 @pytest.mark.parametrize(("stage", "record"), [("train", NEXT_SUM), ("query.advertise", SECAGG)])
-def test_two_sites_with_the_same_keys_are_out_and_cost_a_round_at_most(
-    stage: str, record: str, tmp_path: Path
-) -> None:
+def test_two_sites_with_the_same_keys_are_out_and_cost_a_round_at_most(stage, record, tmp_path):
     """Else no other site would go on with these, and each round would be void with nobody named.
 
     Keys of the next sum that come with an upload leave time to begin that sum without the two.
     """
-    keys: list[Any] = []
+    keys = []
 
-    def send_same_keys(message: Message, reply: Message) -> Message:
+    def send_same_keys(message, reply):
         own = reply.content.config_records[record]
         keys.append(next(iter(own.values())))
         own.update(dict.fromkeys(own, keys[0]))
@@ -399,13 +374,13 @@ def test_two_sites_with_the_same_keys_are_out_and_cost_a_round_at_most(
     found = run_federation(small_config(tmp_path, rounds=3), clients=5, tamper=tamper)
 
     assert [sorted(row["refused"]) for row in found.rows] == [["site-1", "site-2"], *3 * [[]]]
-    assert voids(found) == [stage != "train", False, False, False]
+    assert found.per_row("void") == [stage != "train", False, False, False]
 
 
 @pytest.mark.parametrize("commits_to_it", [True, False])
 def test_a_site_that_seals_a_wrong_share_does_not_get_its_peer_expelled(
-    commits_to_it: bool, tmp_path: Path, monkeypatch: Patch
-) -> None:
+    commits_to_it, tmp_path, monkeypatch
+):
     """Site-0 deals a wrong share to site-2, and commits itself to that share or to the right one.
 
     In the first case site-0 is out. In the second site-2 sees that the share is not what site-0
@@ -414,7 +389,7 @@ def test_a_site_that_seals_a_wrong_share_does_not_get_its_peer_expelled(
     seal = client_secagg.masks.seal
     wrong_shares = bytes(2 * SHARE)  # of its two keys
 
-    def seal_wrong_for_one(*given: Any) -> bytes:
+    def seal_wrong_for_one(*given):
         *about, sender, receiver, _right_shares = given
         sealed = seal(*given)
         if (sender, receiver) != ("site-0", "site-2"):
@@ -428,16 +403,16 @@ def test_a_site_that_seals_a_wrong_share_does_not_get_its_peer_expelled(
     found = federation(tmp_path, rounds=2)
 
     assert not any("site-2" in row["refused"] for row in found.rows)
-    assert voids(found) == [commits_to_it, False, False]
-    assert asked_counts(found) == ([4, 3, 3] if commits_to_it else [4, 4, 4])
+    assert found.per_row("void") == [commits_to_it, False, False]
+    assert found.per_row("asked") == ([4, 3, 3] if commits_to_it else [4, 4, 4])
 
 
-def test_a_site_whose_shares_fit_for_nobody_is_out(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_a_site_whose_shares_fit_for_nobody_is_out(tmp_path, monkeypatch):
     """Site-0 deals shares of nothing: round 1 cannot be unmasked, and then it is asked no more."""
     split = client_secagg.shares.split
     calls = 0
 
-    def split_wrong(secret: bytes, threshold: int, points: Any) -> dict[int, bytes]:
+    def split_wrong(secret, threshold, points):
         nonlocal calls
         calls += 1
         shares = split(secret, threshold, points)
@@ -448,12 +423,12 @@ def test_a_site_whose_shares_fit_for_nobody_is_out(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(client_secagg.shares, "split", split_wrong)
     found = federation(tmp_path, rounds=3)
 
-    assert voids(found) == [True, False, False, False]
+    assert found.per_row("void") == [True, False, False, False]
     assert list(found.rows[0]["refused"]) == ["site-0"]
-    assert asked_counts(found) == [4, 3, 3, 3]
+    assert found.per_row("asked") == [4, 3, 3, 3]
 
 
-def noise(message: Message, reply: Message) -> Message:
+def noise(message, reply):
     """Send three times the masked vector, from which no masks can be taken off."""
     array = reply.content.array_records["masked"]["sum"]
     array.data = (values_of(array) * 3).tobytes()
@@ -467,9 +442,7 @@ TOO_FEW = "2 right shares of a key of site-0, fewer than the 3 needed"
     (both(lies_about_shares(1002), lost("train", 1001)), TOO_FEW),
     (by({1002: noise}), "void: secure aggregation: "),
 ], ids=["one of three shares is wrong, and three are needed", "an upload is noise"])  # fmt: skip
-def test_what_nobody_can_mend_costs_the_round(
-    tamper: Tamper, reason: str, tmp_path: Path, capsys: Printed
-) -> None:
+def test_what_nobody_can_mend_costs_the_round(tamper, reason, tmp_path, capsys):
     """The only round of a run is void, so no global prototypes are left."""
     found = federation(tmp_path, tamper)
 
@@ -478,28 +451,25 @@ def test_what_nobody_can_mend_costs_the_round(
     assert not tensors(found)
 
 
-Rubbish = Callable[[RecordDict, str], Any]
-"""A change of a reply, of its content and its sender's name."""
-
-
-def put(record: str, site: str, value: Any) -> Rubbish:
+# -- rubbish: each is a change of a reply, of its content and its sender's name
+def put(record, site, value):
     """Put a value for a site into a record of the reply; "" stands for the sender itself."""
     return lambda content, sender: content.config_records[record].update({site or sender: value})
 
 
-def cut(content: RecordDict, sender: str) -> None:
+def cut(content, sender):
     """Leave out the last number, of 8 bytes, of the masked vector."""
     array = content.array_records["masked"]["sum"]
     array.data = array.data[:-8]
     array.shape = (array.shape[0] - 1,)
 
 
-def unmasked(content: RecordDict, sender: str) -> None:
+def unmasked(content, sender):
     content["prototypes"] = content.pop("masked")
 
 
 NO_KEYS = bytes(PUBLIC + SIGNATURE)
-RUBBISH: dict[str, tuple[str, Rubbish]] = {
+RUBBISH = {
     "keys of another length": ("query.advertise", put(SECAGG, "", bytes(5))),
     "keys that are not valid": ("query.advertise", put(SECAGG, "", NO_KEYS)),
     "another's keys": ("query.advertise", put(SECAGG, "site-0", NO_KEYS)),
@@ -516,7 +486,7 @@ RUBBISH: dict[str, tuple[str, Rubbish]] = {
 }
 
 
-def test_rubbish_costs_only_its_sender(tmp_path: Path) -> None:
+def test_rubbish_costs_only_its_sender(tmp_path):
     """Whose keys or shares are rubbish is out for the rest of the run, since that is no accident.
 
     An upload may be rubbish by accident, so its sender is asked again.
@@ -524,7 +494,7 @@ def test_rubbish_costs_only_its_sender(tmp_path: Path) -> None:
     honest = len(RUBBISH) + 2  # with a threshold of 0.51 as many as must stay
     senders = dict(enumerate(RUBBISH.values(), start=honest))
 
-    def send_rubbish(message: Message, reply: Message) -> Message:
+    def send_rubbish(message, reply):
         number = message.metadata.dst_node_id - 1000
         if number in senders:
             stage, change = senders[number]
@@ -544,8 +514,8 @@ def test_rubbish_costs_only_its_sender(tmp_path: Path) -> None:
         if change in (cut, unmasked):
             bad_uploads.add(f"site-{site}")
     assert outcome.rows[1]["refused"].keys() == bad_uploads
-    assert asked_counts(outcome) == [sites, honest + 2, honest + 2]
-    assert not any(voids(outcome))
+    assert outcome.per_row("asked") == [sites, honest + 2, honest + 2]
+    assert not any(outcome.per_row("void"))
 
 
 @pytest.mark.parametrize("stage", [
@@ -553,14 +523,12 @@ def test_rubbish_costs_only_its_sender(tmp_path: Path) -> None:
     pytest.param("query.share", marks=LONG),
     pytest.param("query.unmask", marks=LONG),
 ])  # fmt: skip
-def test_a_run_that_is_resumed_leaves_what_an_undisturbed_one_leaves(
-    stage: str, tmp_path: Path
-) -> None:
+def test_a_run_that_is_resumed_leaves_what_an_undisturbed_one_leaves(stage, tmp_path):
     """The server dies in a stage of round 2; the tensors left are the same to the last bit.
 
     The masks are others, but sums of whole numbers do not depend on them.
     """
-    settings: dict[str, Any] = {"rounds": 2, "run_name": "mine"}
+    settings = {"rounds": 2, "run_name": "mine"}
     wanted = tensors(federation(tmp_path / "whole", **settings))
 
     with pytest.raises(Killed):
@@ -569,18 +537,17 @@ def test_a_run_that_is_resumed_leaves_what_an_undisturbed_one_leaves(
     config = small_config(tmp_path / "stopped", resume=True, **settings)
     found = tensors(run_federation(config, clients=CLIENTS, run_id=RUN_ID + 1))
 
-    for name, value in wanted.items():
-        assert torch.equal(found[name], value), name
+    assert_equal(found, wanted)
 
 
-def nodes_asked(outcome: Outcome, kind: str, number: int) -> list[int]:
+def nodes_asked(outcome, kind, number):
     return [message.metadata.dst_node_id for message, _ in outcome.exchanged(kind, number)]
 
 
 EVERYONE = [1000, 1001, 1002, 1003]
 
 
-def test_a_sum_begins_while_the_one_before_ends(tmp_path: Path) -> None:
+def test_a_sum_begins_while_the_one_before_ends(tmp_path):
     """The messages that end a sum also begin the next one, so that it needs no stages of its own.
 
     If a site's part of that is missing, the next sum begins with its first stage instead. Here
@@ -588,7 +555,7 @@ def test_a_sum_begins_while_the_one_before_ends(tmp_path: Path) -> None:
     it fails in round 3.
     """
 
-    def tamper(message: Message, reply: Message) -> Message:
+    def tamper(message, reply):
         meta = message.metadata
         asked = (meta.message_type, meta.group_id, meta.dst_node_id)
         if asked == ("query.unmask", "1", 1001):
@@ -605,17 +572,15 @@ def test_a_sum_begins_while_the_one_before_ends(tmp_path: Path) -> None:
 
     assert not nodes_asked(outcome, "query.advertise_final", 5)
     assert [list(row["failed"]) for row in outcome.rows] == [[], [], ["site-2"], [], [], []]
-    assert not any(voids(outcome))
+    assert not any(outcome.per_row("void"))
 
 
-def test_the_final_sum_of_a_run_that_stops_early_begins_anew(
-    tmp_path: Path, capsys: Printed
-) -> None:
+def test_the_final_sum_of_a_run_that_stops_early_begins_anew(tmp_path, capsys):
     """With the last messages of a round its sites have begun a sum of the next, which never comes.
 
     A run that stops early needs validation samples, and is refused without.
     """
-    settings: dict[str, Any] = {"rounds": 9, "early_stopping": 1, "lr": 1e-6}
+    settings = {"rounds": 9, "early_stopping": 1, "lr": 1e-6}
     stopped = federation(tmp_path / "stopped", validation_fraction=0.4, **settings)
 
     assert "stopped early after round" in capsys.readouterr().out  # by the figures of all sites
@@ -623,16 +588,14 @@ def test_the_final_sum_of_a_run_that_stops_early_begins_anew(
     rounds = len(stopped.rows) - 1
     assert rounds < 9
     assert nodes_asked(stopped, "query.advertise_final", rounds) == EVERYONE
-    assert not any(voids(stopped))
+    assert not any(stopped.per_row("void"))
 
     with pytest.raises(SettingsError, match="early-stopping = 1: no client has validation samples"):
         federation(tmp_path / "without", **settings)
 
 
 # -- what can be read ------------------------------------------------------------------------------
-def test_every_byte_of_every_reply_is_declared_and_tells_no_counts_and_no_classes(
-    tmp_path: Path,
-) -> None:
+def test_every_byte_of_every_reply_is_declared_and_tells_no_counts_and_no_classes(tmp_path):
     """Each of the four clients has five of ten classes; `read_anew` says how the bytes are read."""
     records_of_kinds = {
         "query": {"site"},
@@ -676,9 +639,7 @@ def test_every_byte_of_every_reply_is_declared_and_tells_no_counts_and_no_classe
 
 
 @pytest.mark.parametrize(("dp", "more_facts"), [("none", set()), ("sample", {"train-samples"})])
-def test_what_the_run_leaves_tells_nothing_of_single_uploads(
-    dp: str, more_facts: set[str], tmp_path: Path
-) -> None:
+def test_what_the_run_leaves_tells_nothing_of_single_uploads(dp, more_facts, tmp_path):
     """With dp the number of a site's training samples is left: the budget depends on it."""
     outcome = federation(tmp_path, dp=dp)
 
@@ -695,45 +656,42 @@ def test_what_the_run_leaves_tells_nothing_of_single_uploads(
 
 
 # -- a server that asks for more -------------------------------------------------------------------
-BySite = dict[str, bytes]
-MakeRecord = Callable[[Message, Message], BySite]
-"""(message, honest reply) -> what the server's next message says of each site."""
 
 
-def keys_in(reply: Message) -> BySite:
-    return dict(reply.content.config_records[SECAGG])  # type: ignore[arg-type]
+def keys_in(reply):
+    return dict(reply.content.config_records[SECAGG])
 
 
-def strangers(number: int) -> BySite:
+def strangers(number):
     """Return valid keys of sites that the server has made up, with signatures of zeros."""
     return {f"x{i}": public_of(new_secret()) + bytes(SIGNATURE) for i in range(number)}
 
 
-def sites(*numbers: int) -> MakeRecord:
+def sites(*numbers):
     return lambda message, reply: {f"site-{number}": b"" for number in numbers}
 
 
-def same_record(message: Message, reply: Message) -> BySite:
-    return dict(message.content.config_records.get(SECAGG, {}))  # type: ignore[arg-type]
+def same_record(message, reply):
+    return dict(message.content.config_records.get(SECAGG, {}))
 
 
-def keys_and_strangers(number: int) -> MakeRecord:
+def keys_and_strangers(number):
     return lambda message, reply: keys_in(reply) | strangers(number)
 
 
-def shares_of_one(message: Message, reply: Message) -> BySite:
+def shares_of_one(message, reply):
     return {"site-1": bytes(SEALED)}
 
 
-def shares_of_strangers(message: Message, reply: Message) -> BySite:
+def shares_of_strangers(message, reply):
     return dict.fromkeys(strangers(3), bytes(SEALED))
 
 
-def strangers_and_other_keys(message: Message, reply: Message) -> BySite:
+def strangers_and_other_keys(message, reply):
     return strangers(2) | {"site-0": NO_KEYS}
 
 
-def keys_under_two_names(message: Message, reply: Message) -> BySite:
+def keys_under_two_names(message, reply):
     keys = keys_in(reply)
     return keys | strangers(2) | {"x2": keys["site-0"]}
 
@@ -748,7 +706,7 @@ class Trick:
 
     after: str
     stage: str
-    record: MakeRecord | None
+    record: object
     refusal: str
 
 
@@ -796,12 +754,12 @@ TRICKS = {
 }  # fmt: skip
 
 
-def test_a_client_reveals_no_more_to_a_server_that_tries(tmp_path: Path) -> None:
+def test_a_client_reveals_no_more_to_a_server_that_tries(tmp_path):
     """It refuses every trick, so it answers each stage of a sum once; the run goes on."""
-    grids: list[LocalGrid] = []
-    refusals: dict[str, str] = {}
+    grids = []
+    refusals = {}
 
-    def try_tricks(message: Message, reply: Message) -> Message:
+    def try_tricks(message, reply):
         if message.metadata.dst_node_id != 1000:
             return reply
         for name, trick in TRICKS.items():
@@ -827,7 +785,7 @@ def test_a_client_reveals_no_more_to_a_server_that_tries(tmp_path: Path) -> None
     assert outcome.summary["accuracy"]
 
 
-def test_a_site_without_shares_is_not_unmasked(tmp_path: Path) -> None:
+def test_a_site_without_shares_is_not_unmasked(tmp_path):
     """A site that sent its keys and was lost before it shared them is in no site's masks.
 
     Here that is site-3: a server that asks to unmask it as well is refused.
@@ -835,7 +793,7 @@ def test_a_site_without_shares_is_not_unmasked(tmp_path: Path) -> None:
     client = client_of(small_config(tmp_path), partition=0, clients=CLIENTS).client
     every = [f"site-{number}" for number in range(CLIENTS)]
 
-    def sum_asked_for(sites: list[str]) -> client_secagg.SecureSum:
+    def sum_asked_for(sites):
         content = RecordDict({**pack_by_site(dict.fromkeys(sites, b""))})
         instructions = Instructions(1, "run", RunHistory(client.run_id))
         asked = replace(client, content=content, instructions=instructions)
@@ -858,9 +816,7 @@ def test_a_site_without_shares_is_not_unmasked(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("during", ["mask", "_begun"])
-def test_what_comes_twice_at_once_shows_one_share_of_each_peer(
-    during: str, tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_what_comes_twice_at_once_shows_one_share_of_each_peer(during, tmp_path, monkeypatch):
     """While a site masks its upload (`mask`) or unmasks (`_begun`), a server asks once more.
 
     It asks to unmask the sum of four sites, with a threshold that four of seven reach. Two answers
@@ -870,16 +826,16 @@ def test_what_comes_twice_at_once_shows_one_share_of_each_peer(
     names = [str(node["site-name"]) for node in nodes.values()]
     config = small_config(tmp_path, secagg_threshold=0.51)
     honest = getattr(client_secagg.SecureSum, during)
-    answers: list[Message] = []
-    threads: list[Thread] = []
+    answers = []
+    threads = []
 
-    def ask(stage: str, content: RecordDict, sites: list[str]) -> None:
+    def ask(stage, content, sites):
         records = {**content}
         if sites:
             records |= pack_by_site(dict.fromkeys(sites, b""))
         answers.append(ask_site_0(nodes[1000], config, stage, RecordDict(records)))
 
-    def disturbed(self: Any, *details: Any) -> Any:
+    def disturbed(self, *details):
         is_first_sum = during == "_begun" and details[0] == 2  # with which no unmasking ends
         has_asked = bool(answers or threads)
         if self.name != "site-0" or has_asked or is_first_sum:
@@ -916,15 +872,15 @@ scale, adds 5.
 
 
 def test_a_server_that_sends_one_site_its_model_and_the_others_zeros_gets_no_sum(
-    tmp_path: Path, monkeypatch: Patch
-) -> None:
+    tmp_path, monkeypatch
+):
     """Zeros stay zeros whatever data train them, so the sum would show the one site."""
 
-    def send_zeros(message: Message) -> None:
+    def send_zeros(message):
         if message.metadata.message_type == "train" and message.metadata.dst_node_id != 1000:
             arrays = message.content["weights"].items()
             zeros = {name: raw(0 * values_of(array)) for name, array in arrays}
-            message.content["weights"] = ArrayRecord(zeros)  # type: ignore[arg-type]
+            message.content["weights"] = ArrayRecord(zeros)
 
     change_sent(monkeypatch, None, 1, send_zeros)
     config = small_config(tmp_path, algo="fedavg", rounds=3, secagg_threshold=0.6)
@@ -933,25 +889,23 @@ def test_a_server_that_sends_one_site_its_model_and_the_others_zeros_gets_no_sum
         run_federation(config, nodes=real_sites(CLIENTS, tmp_path / "d"))
 
 
-def test_keys_that_a_server_chooses_to_send_to_one_site_alone_give_no_sum(
-    tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_keys_that_a_server_chooses_to_send_to_one_site_alone_give_no_sum(tmp_path, monkeypatch):
     """One is told the keys of five sites, the others of four: its numbers would have another scale.
 
     Two such scales would make that site's numbers odd, and so readable in the sum.
     """
     true_keys = SecureSum._true_keys
-    all_keys: dict[str, bytes] = {}
+    all_keys = {}
 
-    def keys_of_four(self: Any, *details: Any) -> Any:
+    def keys_of_four(self, *details):
         all_keys.update(true_keys(self, *details))
         return {site: keys for site, keys in all_keys.items() if site != "site-4"}
 
-    def show_all_keys(message: Message) -> None:
+    def show_all_keys(message):
         if message.metadata.message_type == "query.share":
             message.content.update(pack_by_site(all_keys))
 
-    def any_shares(self: Any, answers: Any, keys: Any, record: str = SECAGG) -> Any:
+    def any_shares(self, answers, keys, record=SECAGG):
         return self._unpacked(answers, SEALED, record)
 
     monkeypatch.setattr(SecureSum, "_true_keys", keys_of_four)
@@ -964,21 +918,21 @@ def test_keys_that_a_server_chooses_to_send_to_one_site_alone_give_no_sum(
 
 
 def test_a_prototype_that_a_server_chooses_to_send_breaks_a_training_and_tells_nothing(
-    tmp_path: Path, monkeypatch: Patch
-) -> None:
+    tmp_path, monkeypatch
+):
     """Training with a huge prototype of class 3 diverges at every site that has this class.
 
     The server hears no more than that an error came up. The sites keep their states of before.
     """
     contents_of = server_round._contents
-    errors: list[str] = []
+    errors = []
 
-    def contents_with_a_broken_prototype(strategy: Any, *details: Any) -> Any:
+    def contents_with_a_broken_prototype(strategy, *details):
         if strategy.prototypes is not None:
             strategy.prototypes.means[3] = 1e30
         return contents_of(strategy, *details)
 
-    def note_error(level: str, text: str) -> None:
+    def note_error(level, text):
         if level == "ERROR":
             errors.append(text.partition(": ")[2])
 
@@ -988,7 +942,7 @@ def test_a_prototype_that_a_server_chooses_to_send_breaks_a_training_and_tells_n
     config = small_config(tmp_path, rounds=3, secagg_threshold=0.6)
     outcome = run_federation(config, nodes=real_sites(CLIENTS, tmp_path / "d"))
 
-    assert not any(voids(outcome))
+    assert not any(outcome.per_row("void"))
 
     failed = [list(row["failed"].values()) for row in outcome.rows]
     assert failed == [[], [f"{UNEXPECTED}; the log of the site says more"], failed[1], []]
@@ -1003,11 +957,11 @@ def test_a_prototype_that_a_server_chooses_to_send_breaks_a_training_and_tells_n
         assert all(bool(value.isfinite().all()) for value in load_file(file).values())
 
 
-def test_the_secret_lies_in_a_file_of_this_user_and_is_forgotten(tmp_path: Path) -> None:
+def test_the_secret_lies_in_a_file_of_this_user_and_is_forgotten(tmp_path):
     """It is kept from the keys until the upload, with which the next sum's secret is drawn."""
-    seen: dict[str, dict[str, Any]] = {}
+    seen = {}
 
-    def read_secret(message: Message, reply: Message) -> Message:
+    def read_secret(message, reply):
         for file in (tmp_path / "runs").rglob("site-0/secagg.json"):
             assert stat.S_IMODE(file.stat().st_mode) == 0o600
             seen[message.metadata.message_type] = json.loads(file.read_text())
@@ -1027,7 +981,7 @@ def test_the_secret_lies_in_a_file_of_this_user_and_is_forgotten(tmp_path: Path)
     assert not list(outcome.folder.rglob("secagg.json"))
 
 
-def test_another_name_of_the_run_does_not_make_a_round_a_new_one(tmp_path: Path) -> None:
+def test_another_name_of_the_run_does_not_make_a_round_a_new_one(tmp_path):
     """Nor does the end of the run: a site with an operator remembers it in its state."""
     nodes = real_sites(CLIENTS, tmp_path / "disk")
     config = small_config(tmp_path)
@@ -1048,7 +1002,7 @@ def test_another_name_of_the_run_does_not_make_a_round_a_new_one(tmp_path: Path)
 
 
 @pytest.mark.parametrize("damaged", ['{"run_id": 1, "secret": "deadbe', '{"secret": "deadbeefzz"}'])
-def test_the_error_about_a_damaged_secret_does_not_show_it(damaged: str, tmp_path: Path) -> None:
+def test_the_error_about_a_damaged_secret_does_not_show_it(damaged, tmp_path):
     file = tmp_path / "any.secagg"
     file.write_text(damaged)
 
@@ -1076,7 +1030,7 @@ WHY = {
 
 
 @pytest.mark.parametrize("algo", CATALOG)
-def test_what_needs_single_uploads_is_refused_by_name(algo: str) -> None:
+def test_what_needs_single_uploads_is_refused_by_name(algo):
     """The error says why the algorithm needs single uploads (`WHY`), and names others."""
     if algo not in WHY:
         settings_of({"algo": algo, "secagg": True, "rounds": 1})
@@ -1110,7 +1064,7 @@ HIDES = "secagg = true hides the single uploads that it needs"
     ("lr", 1e-38, "lr = 1e-38: in steps of 1e-38 a client sends the same in every round"),
     ("secagg-threshold", 0.5, "secagg-threshold = 0.5: must be a number above 0.5 and at most 1"),
 ])  # fmt: skip
-def test_what_would_tell_what_it_hides_is_refused(key: str, value: Any, begins: str) -> None:
+def test_what_would_tell_what_it_hides_is_refused(key, value, begins):
     assert refusal({"secagg": True, key: value}).startswith(begins)
 
 
@@ -1121,9 +1075,7 @@ def test_what_would_tell_what_it_hides_is_refused(key: str, value: Any, begins: 
     {"lr-schedule": "cosine", "lr": 2e-7},
     {"algo": "gaussian"},
 ])  # fmt: skip
-def test_a_site_refuses_sums_whose_difference_is_an_upload(
-    settings: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_site_refuses_sums_whose_difference_is_an_upload(settings, tmp_path):
     """A site refuses settings under which the server could compare two sums, or see one upload.
 
     It does so whether or not its server has checked them.
@@ -1138,8 +1090,8 @@ def test_a_site_refuses_sums_whose_difference_is_an_upload(
     assert "single uploads" in reason_in(reply)
 
 
-def test_a_site_may_demand_secure_aggregation() -> None:
-    node: dict[str, Any] = {"site-name": "north", "require-secagg": True}
+def test_a_site_may_demand_secure_aggregation():
+    node = {"site-name": "north", "require-secagg": True}
     settings_of({"secagg": True}, node)
 
     demand = "this site takes part with secure aggregation only (node config: require-secagg)"
@@ -1150,19 +1102,17 @@ def test_a_site_may_demand_secure_aggregation() -> None:
 
 
 @pytest.mark.parametrize("settings", [{"rounds": 1}, {"local-steps": 5}])
-def test_one_round_without_epochs_or_training_in_steps_makes_no_two_equal_sums(
-    settings: dict[str, Any],
-) -> None:
+def test_one_round_without_epochs_or_training_in_steps_makes_no_two_equal_sums(settings):
     settings_of({"secagg": True, "local-epochs": 0} | settings)
 
 
-def test_two_clients_are_too_few(tmp_path: Path) -> None:
+def test_two_clients_are_too_few(tmp_path):
     too_few = r"secure aggregation: a round asks 2 sites; 3 are the"
     with pytest.raises(FederationError, match=too_few):
-        run_federation(run_config(tmp_path, secagg=True, **SMALL), clients=2)
+        federate(tmp_path, clients=2, secagg=True, **SMALL)
 
 
-def test_keys_are_refused_in_a_run_without_secure_aggregation(tmp_path: Path) -> None:
+def test_keys_are_refused_in_a_run_without_secure_aggregation(tmp_path):
     node = {"partition-id": 0, "num-partitions": 4}
     grid = LocalGrid(run_config(tmp_path, **SMALL), {7: node})
 
@@ -1171,14 +1121,12 @@ def test_keys_are_refused_in_a_run_without_secure_aggregation(tmp_path: Path) ->
     assert "which the run's settings do not ask for" in reason_in(reply)
 
 
-def test_what_is_undeclared_or_for_one_site_alone_is_refused(
-    tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_what_is_undeclared_or_for_one_site_alone_is_refused(tmp_path, monkeypatch):
     """A half may upload only what its row declares, and send all sites the same payload."""
     upload = ClientAlgorithm.upload
     weights = {"weights": {"w": torch.zeros(1)}}
 
-    def upload_with_weights(self: Any) -> Payload:
+    def upload_with_weights(self):
         return Payload(**upload(self).entries, **weights)
 
     monkeypatch.setattr(ClientAlgorithm, "upload", upload_with_weights)

@@ -4,28 +4,25 @@ Each scene worked, or cost an honest site its place, before what it tries was st
 """
 
 import json
-from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from flwr.app import ConfigRecord, Message
+from flwr.app import ConfigRecord
 
 from client_app.algorithms.base import ClientAlgorithm, Payload
 from protofl_common.privacy.masks import KEY, SIGNED
+from protofl_common.runs.folder import RunFolder
 from protofl_common.wire.records import SECAGG
 from server_app.network.membership import FederationError
 from server_app.protections.secure_sum import SecureSum
 from tests.support.accidents import Killed, on_message
 from tests.support.attacks import both, by, change_sent, silent, when
-from tests.support.given import Patch
-from tests.support.harness import RUN_ID, Nodes, Tamper, run_config, run_federation
+from tests.support.harness import RUN_ID, run_config, run_federation
 from tests.support.sites import real_sites
 
 CLIENTS = 4
-SMALL: dict[str, Any] = {
+SMALL = {
     "dataset": "digits",
     "partition": "pathological",
     "classes_per_client": 5,
@@ -36,33 +33,27 @@ SMALL: dict[str, Any] = {
 VICTIM = 1003
 
 
-def config_of(folder: Path, **settings: Any) -> dict[str, Any]:
+def config_of(folder, **settings):
     """Return the settings of a small run with secure aggregation."""
     secure = {"rounds": 2, "secagg": True, "run_name": "mine"}
     return run_config(folder, **secure | SMALL | settings)
 
 
-def rows_of(
-    folder: Path,
-    tamper: Tamper | None = None,
-    nodes: Nodes | None = None,
-    clients: int = CLIENTS,
-    **settings: Any,
-) -> list[dict[str, Any]]:
+def rows_of(folder, tamper=None, nodes=None, clients=CLIENTS, **settings):
     """Make a run and return its rows, even if it ends early because its rounds are void."""
     with suppress(FederationError):
         run_federation(config_of(folder, **settings), clients=clients, tamper=tamper, nodes=nodes)
-    return [json.loads(line) for line in (folder / "runs/mine/metrics.jsonl").open()]
+    return RunFolder(folder / "runs/mine").rows()
 
 
 @pytest.fixture
-def sites(tmp_path: Path) -> Nodes:
+def sites(tmp_path):
     """Four machines with operators; the state of site-3, the victim, is in ``disk-3``."""
     return real_sites(CLIENTS, tmp_path / "disk")
 
 
 # -- masks depend on all that a site was sent ------------------------------------------------------
-def instruct(key: str, value: Any, record: str = "round") -> Callable[[Message], None]:
+def instruct(key, value, record="round"):
     """Return a change of a message: an entry of a record that instructs the site."""
     return lambda message: message.content.config_records[record].update({key: value})
 
@@ -72,8 +63,8 @@ NO_STATE_COUNTS = f"999:1,{RUN_ID}"
 
 
 def test_a_site_does_not_begin_anew_because_the_server_says_that_no_state_counts(
-    tmp_path: Path, sites: Nodes, monkeypatch: Patch
-) -> None:
+    tmp_path, sites, monkeypatch
+):
     """In round 2 the server tells site-3 that its model of round 1 does not count.
 
     Its peers' models may be dead from a poisoned round: a sum would show a new model's upload.
@@ -92,15 +83,13 @@ def test_a_site_does_not_begin_anew_because_the_server_says_that_no_state_counts
     ("fedavg", f"in the Flower run {RUN_ID}, which had '{RUN_ID}'"),
     ("fedproto", "has models of earlier rounds, and begins with no new one"),
 ])  # fmt: skip
-def test_a_site_goes_by_whatever_is_on_record(
-    algo: str, reason: str, tmp_path: Path, sites: Nodes, monkeypatch: Patch
-) -> None:
+def test_a_site_goes_by_whatever_is_on_record(algo, reason, tmp_path, sites, monkeypatch):
     """Site-3 has lost its record of answers when the server says that no state counts.
 
     It refuses by its place in the secure sum (FedAvg keeps no models), or by its models.
     """
 
-    def lose_record(message: Message, reply: Message) -> Message:
+    def lose_record(message, reply):
         (tmp_path / "disk-3" / "privacy" / "site-3.answered").unlink()
         return reply
 
@@ -111,7 +100,7 @@ def test_a_site_goes_by_whatever_is_on_record(
     assert reason in rows[1]["failed"]["site-3"]
 
 
-def test_a_site_that_comes_late_begins_with_a_new_model(tmp_path: Path, sites: Nodes) -> None:
+def test_a_site_that_comes_late_begins_with_a_new_model(tmp_path, sites):
     """Site-3 is lost at the first stage of round 1, and takes part in round 2."""
     rows = rows_of(tmp_path, when(silent, "query.advertise", node=VICTIM, number=1), sites)
 
@@ -119,9 +108,7 @@ def test_a_site_that_comes_late_begins_with_a_new_model(tmp_path: Path, sites: N
     assert not any(row["void"] for row in rows)
 
 
-def test_sites_go_on_with_their_models_in_a_run_that_is_resumed(
-    tmp_path: Path, sites: Nodes
-) -> None:
+def test_sites_go_on_with_their_models_in_a_run_that_is_resumed(tmp_path, sites):
     """The server dies in round 3, and its next Flower run tells the sites which rounds counted."""
     config = config_of(tmp_path, rounds=3)
     with pytest.raises(Killed):
@@ -133,9 +120,7 @@ def test_sites_go_on_with_their_models_in_a_run_that_is_resumed(
     assert not any(row["failed"] or row["void"] for row in rows)
 
 
-def test_masks_of_sites_that_were_told_other_histories_do_not_cancel(
-    tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_masks_of_sites_that_were_told_other_histories_do_not_cancel(tmp_path, monkeypatch):
     """The server tells site-3 another history in every round, so that each sum is void.
 
     This holds even where no site has a record of its own, as in a run's first round.
@@ -151,9 +136,7 @@ def test_masks_of_sites_that_were_told_other_histories_do_not_cancel(
     ("round", "part", 0.5),
     ("counted", "site-3", 1),
 ])  # fmt: skip
-def test_masks_depend_on_every_instruction(
-    record: str, key: str, value: Any, tmp_path: Path, sites: Nodes, monkeypatch: Patch
-) -> None:
+def test_masks_depend_on_every_instruction(record, key, value, tmp_path, sites, monkeypatch):
     """If the server tells site-3 another value than the others, the sum is void.
 
     One instruction of each record is tried here; `test_privacy_sums.py` tries the others.
@@ -163,10 +146,10 @@ def test_masks_depend_on_every_instruction(
     assert all(row["void"] for row in rows_of(tmp_path, nodes=sites, algo="fedavg"))
 
 
-def test_masks_depend_on_which_round_was_the_best(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_masks_depend_on_which_round_was_the_best(tmp_path, monkeypatch):
     """The server tells site-3 of another best round than the others: the last sum is void."""
 
-    def change_best(message: Message) -> None:
+    def change_best(message):
         if "best" in message.content:  # the others share one record
             message.content["best"] = ConfigRecord({"after": 7, "on": ""})
 
@@ -177,19 +160,19 @@ def test_masks_depend_on_which_round_was_the_best(tmp_path: Path, monkeypatch: P
 
 
 # -- every key is one site's -----------------------------------------------------------------------
-def copy_key(ignored_bit: bool) -> Tamper:
+def copy_key(ignored_bit):
     """Let site-2 advertise the second of site-1's keys as its own.
 
     With ``ignored_bit`` the key has another highest bit, which X25519 ignores: it acts the same.
     """
     start = KEY  # after the first key
-    seen: list[bytes] = []
+    seen = []
 
-    def note(message: Message, reply: Message) -> Message:
+    def note(message, reply):
         seen.append(reply.content.config_records[SECAGG]["site-1"])
         return reply
 
-    def copy(message: Message, reply: Message) -> Message:
+    def copy(message, reply):
         record = reply.content.config_records[SECAGG]
         key = bytearray(seen[-1][start : start + KEY])
         if ignored_bit:
@@ -202,7 +185,7 @@ def copy_key(ignored_bit: bool) -> Tamper:
 
 
 @pytest.mark.parametrize("ignored_bit", [False, True])
-def test_a_server_lets_no_key_of_two_sites_pass(ignored_bit: bool, tmp_path: Path) -> None:
+def test_a_server_lets_no_key_of_two_sites_pass(ignored_bit, tmp_path):
     """Both sites of one key are refused; a key with the ignored bit shows who has changed it.
 
     Of five sites four must stay, so that the round is void without two.
@@ -214,12 +197,10 @@ def test_a_server_lets_no_key_of_two_sites_pass(ignored_bit: bool, tmp_path: Pat
 
 
 @pytest.mark.parametrize("ignored_bit", [False, True])
-def test_a_site_shares_nothing_where_two_have_a_key(
-    ignored_bit: bool, tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_a_site_shares_nothing_where_two_have_a_key(ignored_bit, tmp_path, monkeypatch):
     """A site looks at the keys itself: here the server passes them on as they are."""
 
-    def accept(self: Any, answers: Any, number: int) -> dict[str, bytes]:
+    def accept(self, answers, number):
         keys = self._unpacked(answers, SIGNED)
         return {site: of_site[site] for site, of_site in keys.items()}
 
@@ -237,11 +218,11 @@ def test_a_site_shares_nothing_where_two_have_a_key(
 
 
 # -- a site that diverged is lost before its upload -----------------------------------------------
-def diverging(monkeypatch: Patch, *names: str) -> None:
+def diverging(monkeypatch, *names):
     """Let these sites' uploads be NaN."""
     upload = ClientAlgorithm.upload
 
-    def diverged_upload(self: Any) -> Payload:
+    def diverged_upload(self):
         sent = upload(self)
         if self.client.name not in names:
             return sent
@@ -251,9 +232,7 @@ def diverging(monkeypatch: Patch, *names: str) -> None:
     monkeypatch.setattr(ClientAlgorithm, "upload", diverged_upload)
 
 
-def test_a_sum_of_fewer_finite_uploads_than_the_threshold_is_void(
-    tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_a_sum_of_fewer_finite_uploads_than_the_threshold_is_void(tmp_path, monkeypatch):
     """Two of three sites diverge: a sum would be the upload of the one that is left."""
     diverging(monkeypatch, "site-0", "site-1")
     rows = rows_of(tmp_path, nodes=real_sites(3, tmp_path / "disk"), algo="fedavg")
@@ -264,17 +243,15 @@ def test_a_sum_of_fewer_finite_uploads_than_the_threshold_is_void(
         assert sorted(row["failed"]) == ["site-0", "site-1"]
 
 
-def test_a_site_that_diverges_in_every_round_costs_only_itself(
-    tmp_path: Path, sites: Nodes, monkeypatch: Patch
-) -> None:
+def test_a_site_that_diverges_in_every_round_costs_only_itself(tmp_path, sites, monkeypatch):
     """Its reply looks like that of any other failure, and it is asked again in the next round.
 
     It leaves each sum (numbers 2, 4 and 6 for rounds 1 to 3) and keeps no secret of it.
     """
     diverging(monkeypatch, "site-1")
-    progress: list[tuple[str, str, int]] = []
+    progress = []
 
-    def read_progress(message: Message, reply: Message) -> Message:
+    def read_progress(message, reply):
         (file,) = (tmp_path / "disk-1" / "privacy").glob("*.secagg")
         stored = json.loads(file.read_text())
         progress.append((stored["stage"], stored["secret"], stored["sent"]))
@@ -291,10 +268,10 @@ def test_a_site_that_diverges_in_every_round_costs_only_itself(
 
 
 # -- shares that are wrong ------------------------------------------------------------------------
-def wrong_share_of(owners: set[str]) -> Callable[[Message, Message], Message]:
+def wrong_share_of(owners):
     """Return a change of a reply: other shares of these sites' keys than were dealt."""
 
-    def change(message: Message, reply: Message) -> Message:
+    def change(message, reply):
         record = reply.content.config_records[SECAGG]
         for site in owners & record.keys():
             # as long as a share, and another one in each message
@@ -304,7 +281,7 @@ def wrong_share_of(owners: set[str]) -> Callable[[Message, Message], Message]:
     return change
 
 
-def rows_of_ten(folder: Path, owners: set[str], *liars: int) -> tuple[Any, Any]:
+def rows_of_ten(folder, owners, *liars):
     """Run ten sites for a round, of which the ``liars`` send wrong shares of the owners' keys.
 
     Return the rows of the round and of the final evaluation.
@@ -315,9 +292,7 @@ def rows_of_ten(folder: Path, owners: set[str], *liars: int) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize("liars", [(1000, 1005), (1000, 1001, 1002)])
-def test_liars_about_a_key_are_out_and_its_owner_is_not(
-    liars: tuple[int, ...], tmp_path: Path
-) -> None:
+def test_liars_about_a_key_are_out_and_its_owner_is_not(liars, tmp_path):
     """Two or three of ten sites lie together about a key of site-3.
 
     Seven must stay: with three liars no right share is to spare.
@@ -331,7 +306,7 @@ def test_liars_about_a_key_are_out_and_its_owner_is_not(
     assert (final["asked"], final["void"]) == (10 - len(liars), False)
 
 
-def test_more_liars_than_a_sum_bears_have_no_honest_site_expelled(tmp_path: Path) -> None:
+def test_more_liars_than_a_sum_bears_have_no_honest_site_expelled(tmp_path):
     """Five of ten sites lie about a key of site-9: a round is lost, and they are out."""
     train, final = rows_of_ten(tmp_path, {"site-9"}, *range(1000, 1005))
 
@@ -340,10 +315,10 @@ def test_more_liars_than_a_sum_bears_have_no_honest_site_expelled(tmp_path: Path
     assert final["asked"] == 5
 
 
-def without_share_of(owner: str) -> Callable[[Message, Message], Message]:
+def without_share_of(owner):
     """Return a change of a reply: it has no share of this site's key."""
 
-    def change(message: Message, reply: Message) -> Message:
+    def change(message, reply):
         del reply.content.config_records[SECAGG][owner]
         return reply
 
@@ -351,9 +326,7 @@ def without_share_of(owner: str) -> Callable[[Message, Message], Message]:
 
 
 @pytest.mark.parametrize("deniers", [3, 4])
-def test_who_is_said_by_many_to_have_dealt_wrong_shares_is_out(
-    deniers: int, tmp_path: Path
-) -> None:
+def test_who_is_said_by_many_to_have_dealt_wrong_shares_is_out(deniers, tmp_path):
     """Sites that give no share of site-9's key say with that that it has dealt them a wrong one.
 
     Three of ten may lie, and seven shares are left, as many as are needed. If four say so, the
@@ -369,7 +342,7 @@ def test_who_is_said_by_many_to_have_dealt_wrong_shares_is_out(
     assert final["asked"] == (9 if is_believed else 10)
 
 
-def test_nobody_is_out_where_few_can_have_lied(tmp_path: Path) -> None:
+def test_nobody_is_out_where_few_can_have_lied(tmp_path):
     """Three of ten sites are lost, and of the seven others, all of whom are needed, one denies.
 
     The round is void, but a single site may have lied about site-3's share.

@@ -2,8 +2,6 @@
 
 import re
 import shutil
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -72,7 +70,7 @@ ELSEWHERE = {
 """Where else it is tested that settings act -> these settings."""
 
 
-def test_every_setting_is_here_or_elsewhere() -> None:
+def test_every_setting_is_here_or_elsewhere():
     """Each setting has a case or is in `ELSEWHERE`, which names test files that are there."""
     files = {path.stem for path in (ROOT / "tests").rglob("test_*.py")}
     assert set(re.findall(r"\btest_\w+", " ".join(ELSEWHERE))) <= files
@@ -83,14 +81,14 @@ def test_every_setting_is_here_or_elsewhere() -> None:
 
 
 @pytest.fixture(scope="module")
-def left_behind(tmp_path_factory: pytest.TempPathFactory) -> Callable[[dict[str, Any]], object]:
+def left_behind(tmp_path_factory):
     """Return a function: settings -> all that must repeat of what a run with them leaves.
 
     Each run is made once.
     """
-    known: dict[str, object] = {}
+    known = {}
 
-    def run(changes: dict[str, Any]) -> object:
+    def run(changes):
         name = repr(sorted(changes.items()))
         if name not in known:
             folder = tmp_path_factory.mktemp("run")
@@ -101,7 +99,7 @@ def left_behind(tmp_path_factory: pytest.TempPathFactory) -> Callable[[dict[str,
     return run
 
 
-def test_what_must_not_act_does_not(left_behind: Callable[[dict[str, Any]], object]) -> None:
+def test_what_must_not_act_does_not(left_behind):
     """Settings that a run of `SMALL` does not read leave the same, and so does another folder.
 
     So any difference in the next test is that of the setting.
@@ -111,7 +109,7 @@ def test_what_must_not_act_does_not(left_behind: Callable[[dict[str, Any]], obje
 
 
 @pytest.mark.parametrize("key", CASES)
-def test_a_setting_acts(key: str, left_behind: Callable[[dict[str, Any]], object]) -> None:
+def test_a_setting_acts(key, left_behind):
     """With another value than its default, a run leaves something else."""
     settings, other = CASES[key]
     if key in IN_THE_SECOND_ROUND.split():

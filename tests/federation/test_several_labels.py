@@ -2,8 +2,6 @@
 
 import csv
 import re
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,16 +18,15 @@ from protofl_common.report.page import write_report
 from protofl_common.runs.figures import final_table, sentence
 from protofl_common.runs.folder import RunFolder
 from protofl_common.tasks import MultiLabel
-from protofl_common.tools.cli import main
 from protofl_common.tools.inference import Predictor
-from tests.support.commands import output, told
+from tests.support.commands import exported, output, told
 from tests.support.harness import run_config, run_federation
 
 NAMES = "Mass,Effusion,Cough"
 ABLE = [name for name, row in CATALOG.items() if "multi-label" in row.tasks]
 
 
-def several(samples: int = 240) -> tuple[np.ndarray, np.ndarray]:
+def several(samples=240):
     """Return inputs [N, 6] and labels [N, 3], 1 or 0, or NaN where one is missing.
 
     A label holds where the input goes far enough in its direction: the three hold more and more
@@ -45,9 +42,9 @@ def several(samples: int = 240) -> tuple[np.ndarray, np.ndarray]:
     return inputs, labels
 
 
-def config_of(tmp_path: Path, file: Path, **changes: Any) -> dict[str, Any]:
+def config_of(tmp_path, file, **changes):
     """Return the settings of a run that learns several labels a sample from a file."""
-    settings: dict[str, Any] = {
+    settings = {
         "task": "multi-label",
         "dataset": "arrays",
         "data_dir": str(file),
@@ -62,19 +59,19 @@ def config_of(tmp_path: Path, file: Path, **changes: Any) -> dict[str, Any]:
     return run_config(tmp_path, **settings | changes)
 
 
-def labels_in(tmp_path: Path, file: Path, **changes: Any) -> list[list[int]]:
+def labels_in(tmp_path, file, **changes):
     """Return the labels of each sample that are read from a file, −1 where one is not known."""
     settings = Settings.from_run_config(config_of(tmp_path, file, **changes))
     return open_data(settings.data).labels.tolist()
 
 
-def arrays_in(tmp_path: Path) -> Path:
+def arrays_in(tmp_path):
     inputs, labels = several()
     np.savez(tmp_path / "findings.npz", inputs=inputs, labels=labels)
     return tmp_path / "findings.npz"
 
 
-def table_in(tmp_path: Path, header: str, *rows: str) -> Path:
+def table_in(tmp_path, header, *rows):
     """Write a CSV file, and return it."""
     file = tmp_path / f"{header}.csv"
     file.write_text("\n".join([header, *rows]) + "\n", encoding="utf-8")
@@ -83,7 +80,7 @@ def table_in(tmp_path: Path, header: str, *rows: str) -> Path:
 
 # -- learned
 @pytest.mark.parametrize("algo", [name for name in ABLE if name != "gaussian"])
-def test_several_labels_are_learned(algo: str, tmp_path: Path) -> None:
+def test_several_labels_are_learned(algo, tmp_path):
     """The labels' mean AUC, of which guessing has 0.5, is above 0.75 by each way to predict."""
     outcome = run_federation(config_of(tmp_path, arrays_in(tmp_path), algo=algo), clients=3)
     areas = outcome.summary["metrics"]
@@ -92,7 +89,7 @@ def test_several_labels_are_learned(algo: str, tmp_path: Path) -> None:
         assert areas["prototype/auc"]["mean"] > 0.75
 
 
-def test_a_label_that_a_client_never_annotated_is_learned_from_others(tmp_path: Path) -> None:
+def test_a_label_that_a_client_never_annotated_is_learned_from_others(tmp_path):
     """Each client annotates two of three labels (annotated-labels), and the model knows all three.
 
     Metrics number labels in pairs: 1, 3 and 5 are that each of the three holds.
@@ -111,7 +108,7 @@ def test_a_label_that_a_client_never_annotated_is_learned_from_others(tmp_path: 
 
 
 # -- data
-def test_each_form_gives_the_same_labels_whatever_the_order(tmp_path: Path) -> None:
+def test_each_form_gives_the_same_labels_whatever_the_order(tmp_path):
     """Three samples as arrays, as a table with a column for each label, and with one for all.
 
     Labels come in the order of the setting classes: Mass, Effusion, Cough.
@@ -135,7 +132,7 @@ def test_each_form_gives_the_same_labels_whatever_the_order(tmp_path: Path) -> N
     assert read == [[1, 0, 0], [0, 1, 1], [0, 0, 0]]
 
 
-def test_a_label_without_a_column_is_not_known(tmp_path: Path) -> None:
+def test_a_label_without_a_column_is_not_known(tmp_path):
     """Nor is one that occurs in no list of names."""
     columns = table_in(tmp_path, "a,Mass", "1,1", "2,0")
     assert labels_in(tmp_path, columns) == [[1, -1, -1], [0, -1, -1]]
@@ -144,15 +141,13 @@ def test_a_label_without_a_column_is_not_known(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("uncertain", "read"), [("missing", -1), ("0", 0), ("1", 1)])
-def test_uncertain_labels_are_what_the_setting_says(
-    uncertain: str, read: int, tmp_path: Path
-) -> None:
+def test_uncertain_labels_are_what_the_setting_says(uncertain, read, tmp_path):
     file = table_in(tmp_path, "a,Mass,Effusion", "1,-1.0,1.0", "2,1.0,0.0")
     labels = labels_in(tmp_path, file, classes="Mass,Effusion", uncertain=uncertain)
     assert labels == [[read, 1], [1, 0]]
 
 
-def test_images_are_listed_with_the_names_of_their_findings(tmp_path: Path) -> None:
+def test_images_are_listed_with_the_names_of_their_findings(tmp_path):
     """A list of image files has a column ``labels`` with names, joined by ``|``."""
     from PIL import Image
 
@@ -195,16 +190,12 @@ def test_images_are_listed_with_the_names_of_their_findings(tmp_path: Path) -> N
     ("a,labels", ["1,No Finding"], {}, "no sample has a label of Mass, Effusion, Cough"),
     ("a,split", ["1,1"], {"classes": "split,Mass"}, "'split' would be a label, and the split of"),
 ])  # fmt: skip
-def test_bad_labels_are_named(
-    header: str, rows: list[str], changes: dict[str, Any], why: str, tmp_path: Path
-) -> None:
+def test_bad_labels_are_named(header, rows, changes, why, tmp_path):
     with pytest.raises((DataError, SettingsError), match=why):
         labels_in(tmp_path, table_in(tmp_path, header, *rows), **changes)
 
 
-def test_a_column_that_is_neither_label_nor_input_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_column_that_is_neither_label_nor_input_is_named(tmp_path, capsys):
     """What the user drops is not: its owner knows of it. Doctor and site check name the inputs."""
     table = table_in(tmp_path, "a,b,c,Mass,Hernia", "1,2,3,1,0", "2,3,4,0,1")
     chosen = {"columns": "a,b", "drop": "b", "label_map": "Hernia="}
@@ -225,9 +216,7 @@ def test_a_column_that_is_neither_label_nor_input_is_named(
 
 
 @pytest.mark.parametrize("drop", ["", "Mass"])
-def test_an_input_that_copies_a_label_is_named(
-    drop: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_input_that_copies_a_label_is_named(drop, tmp_path, capsys):
     """It is refused if it has the label's name, and named if it has the label's values.
 
     Beside a column of names, ``labels``, a column for a single label would be an input.
@@ -243,7 +232,7 @@ def test_an_input_that_copies_a_label_is_named(
     assert "column 'seen' says the label 'Mass' in other words" in capsys.readouterr().err
 
 
-def test_the_columns_of_a_data_frame_name_the_labels() -> None:
+def test_the_columns_of_a_data_frame_name_the_labels():
     """They may come beside the inputs, as a data frame of their own, in any order."""
     pandas = pytest.importorskip("pandas")
     labels = pandas.DataFrame({"Cough": [1, 0], "Mass": [0, 1]})
@@ -266,7 +255,7 @@ def test_the_columns_of_a_data_frame_name_the_labels() -> None:
         as_arrays((np.eye(2), labels, np.eye(2), other_order))
 
 
-def test_hugging_face_lists_the_labels_of_each_sample(tmp_path: Path) -> None:
+def test_hugging_face_lists_the_labels_of_each_sample(tmp_path):
     """A column of lists, of numbers of named classes or of names."""
     datasets = pytest.importorskip("datasets")
     columns = {"a": [1.0, 2, 3], "labels": [[2], [], [0, 1]]}
@@ -290,9 +279,7 @@ def test_hugging_face_lists_the_labels_of_each_sample(tmp_path: Path) -> None:
 
 
 # -- figures
-def test_f1_is_at_thresholds_of_validation_data(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_f1_is_at_thresholds_of_validation_data(tmp_path, monkeypatch):
     """Here the thresholds are above all scores, so no test sample is given a label: F1 is 0.
 
     F1 on the validation data themselves needs none.
@@ -310,7 +297,7 @@ def test_f1_is_at_thresholds_of_validation_data(
     assert final["validation"]["head/macro-f1"]["mean"] > 0.3
 
 
-def test_a_label_that_nobody_tests_is_named(tmp_path: Path) -> None:
+def test_a_label_that_nobody_tests_is_named(tmp_path):
     """No sample has the third label, Cough: the run warns, and the report's table says so.
 
     The other labels have the interval of a mean over two clients, ± 1.96 standard errors.
@@ -336,9 +323,7 @@ def test_a_label_that_nobody_tests_is_named(tmp_path: Path) -> None:
     assert "nobody" in table
 
 
-def test_the_auc_is_what_a_reader_sees_first(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_auc_is_what_a_reader_sees_first(tmp_path, capsys, monkeypatch):
     """Exact match stands below it. A label's figure has its name beside the number."""
     monkeypatch.setenv("COLUMNS", "300")
     config = config_of(
@@ -371,7 +356,7 @@ def test_the_auc_is_what_a_reader_sees_first(
     assert page.index(f"<b>{mean:.3f}</b><span>mean AUC by each model") < page.index("exact match")
 
 
-def test_without_an_auc_the_result_is_exact_match_and_says_how_to_get_one(tmp_path: Path) -> None:
+def test_without_an_auc_the_result_is_exact_match_and_says_how_to_get_one(tmp_path):
     """Secure aggregation measures what is asked for alone."""
     config = config_of(tmp_path, arrays_in(tmp_path), algo="fedproto", rounds=2, secagg=True)
     outcome = run_federation(config, clients=3)
@@ -381,9 +366,7 @@ def test_without_an_auc_the_result_is_exact_match_and_says_how_to_get_one(tmp_pa
     assert sentence([outcome.summary]).startswith("FedProto exact match ")
 
 
-def test_predictions_of_a_run_name_the_labels(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_predictions_of_a_run_name_the_labels(tmp_path, capsys):
     """A label that nobody knows has no prototypes, so nothing is said of it by these.
 
     Figures that need one label a sample are refused before anything is written.
@@ -409,9 +392,9 @@ def test_predictions_of_a_run_name_the_labels(
     assert {row["prototype-Cough"] for row in rows} == {""}
     assert "" not in {row["prototype-Mass"] for row in rows}
 
-    output(capsys, "export", folder, "--site", "site-1", "--out", tmp_path / "m")
-    assert "| exact match by head |" in (tmp_path / "m" / "README.md").read_text(encoding="utf-8")
-    (answer,) = Predictor.load(tmp_path / "m").predict(inputs[:1], by="prototype")
+    model = exported(folder, tmp_path / "m", "site-1")
+    assert "| exact match by head |" in (model / "README.md").read_text(encoding="utf-8")
+    (answer,) = Predictor.load(model).predict(inputs[:1], by="prototype")
     assert answer.probabilities["Cough"] is None
     assert answer.probabilities["Mass"] is not None
 
@@ -424,9 +407,7 @@ def test_predictions_of_a_run_name_the_labels(
         ("single-label", ["a", "b", "c"], ["a", "c"]),
     ],
 )
-def test_a_site_with_a_new_name_comes_later(
-    task: str, names: list[str], known_before: list[str], tmp_path: Path
-) -> None:
+def test_a_site_with_a_new_name_comes_later(task, names, known_before, tmp_path):
     """A run that goes on from an earlier one may add a name of a class or label, not leave one out.
 
     Its moments are those of one run of both sites, although the first knows nothing of the new
@@ -448,7 +429,7 @@ def test_a_site_with_a_new_name_comes_later(
             labels = np.array(known)[rng.integers(len(known), size=len(of_site))]
         np.savez(tmp_path / f"{site}.npz", inputs=of_site, labels=labels, classes=known)
 
-    def run(folder: str, classes: list[str], *sites: str, start_from: str = "") -> Any:
+    def run(folder, classes, *sites, start_from=""):
         """Run gaussian heads at these sites, and return the folder of the results."""
         nodes = {}
         for number, site in enumerate(sites, 1):
@@ -485,7 +466,7 @@ def test_a_site_with_a_new_name_comes_later(
 
 # -- refused
 @pytest.mark.parametrize("algo", [name for name in CATALOG if name not in ABLE])
-def test_methods_of_one_label_a_sample_refuse_several_by_name(algo: str, tmp_path: Path) -> None:
+def test_methods_of_one_label_a_sample_refuse_several_by_name(algo, tmp_path):
     with pytest.raises(SettingsError, match=f"{algo} does not learn several labels a sample"):
         Settings.from_run_config(config_of(tmp_path, tmp_path, algo=algo))
 
@@ -500,40 +481,34 @@ def test_methods_of_one_label_a_sample_refuse_several_by_name(algo: str, tmp_pat
     ({"algo": "fedplvm", "min_class_samples": 3}, "sends clusters of samples"),
     ({"task": "single-label", "annotated_labels": 2}, "only with several labels a sample"),
 ])  # fmt: skip
-def test_settings_that_do_not_go_with_several_labels_are_refused(
-    setting: dict[str, Any], why: str, tmp_path: Path
-) -> None:
+def test_settings_that_do_not_go_with_several_labels_are_refused(setting, why, tmp_path):
     config = config_of(tmp_path, arrays_in(tmp_path), **{"algo": "fedproto", **setting})
     with pytest.raises((SettingsError, DataError), match=why):
         check_data_settings(Settings.from_run_config(config).data)
 
 
 # -- afterwards
-def test_an_exported_model_says_how_likely_each_label_is(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_exported_model_says_how_likely_each_label_is(tmp_path, capsys):
     """In Python and on the command line; three quarters of the known labels are right at 0.5."""
     config = config_of(tmp_path, arrays_in(tmp_path), algo="fedproto")
     outcome = run_federation(config, clients=3)
-    assert main(["export", str(outcome.folder), "--site", "site-1", "--out", f"{tmp_path}/m"]) == 0
+    model = exported(outcome.folder, tmp_path / "m", "site-1")
     inputs, labels = several()
-    answers = Predictor.load(tmp_path / "m").predict(inputs, by="prototype")
+    answers = Predictor.load(model).predict(inputs, by="prototype")
     probabilities = np.array([list(answer.probabilities.values()) for answer in answers])
     assert list(answers[0].probabilities) == NAMES.split(",")
     is_right = (probabilities > 0.5) == (labels == 1)
     assert np.mean(is_right, where=~np.isnan(labels)) > 0.75
 
     np.save(tmp_path / "new.npy", inputs[:2])
-    assert main(["predict", f"{tmp_path}/m", f"{tmp_path}/new.npy", "--json"]) == 0
-    assert '"probability of Effusion": ' in capsys.readouterr().out
-    assert "3: Mass, Effusion, Cough" in (tmp_path / "m" / "README.md").read_text()
+    said = output(capsys, "predict", model, tmp_path / "new.npy", "--json").out
+    assert '"probability of Effusion": ' in said
+    assert "3: Mass, Effusion, Cough" in (model / "README.md").read_text()
 
 
 @pytest.mark.parametrize("algo", ["fedproto", "fedproto-avg"])
 @pytest.mark.parametrize("lacking", [[0], [0, 1, 2]])
-def test_a_client_takes_part_whose_samples_all_lack_a_label(
-    algo: str, lacking: list[int], tmp_path: Path
-) -> None:
+def test_a_client_takes_part_whose_samples_all_lack_a_label(algo, lacking, tmp_path):
     """No sample has a mass, or any finding: each client sends the prototype of those without."""
     inputs, labels = several()
     labels[:, lacking] = np.where(np.isnan(labels[:, lacking]), np.nan, 0)
@@ -542,5 +517,5 @@ def test_a_client_takes_part_whose_samples_all_lack_a_label(
 
     outcome = run_federation(config_of(tmp_path, file, algo=algo, rounds=2), clients=3)
 
-    assert [row["refused"] for row in outcome.rows] == 3 * [{}]
-    assert [row["valid"] for row in outcome.rows] == 3 * [3]
+    assert outcome.per_row("refused") == 3 * [{}]
+    assert outcome.per_row("valid") == 3 * [3]

@@ -1,8 +1,6 @@
 """Sites that share the noise of a sum: ``dp-honest-sites`` (gaussian heads, secure aggregation)."""
 
 import math
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,11 +11,16 @@ from protofl_common.experiment.settings import Settings
 from protofl_common.maths.gaussian import ClassMoments
 from protofl_common.privacy import release, sums
 from protofl_common.privacy.plan import Plan
-from tests.support.given import Patch
-from tests.support.harness import refusal, rows_without_a_reply, run_config, run_federation
+from tests.support.harness import (
+    failures_in,
+    refusal,
+    rows_without_a_reply,
+    run_config,
+    run_federation,
+)
 
 SITES = 4
-PRIVATE: dict[str, Any] = {
+PRIVATE = {
     "algo": "gaussian",
     "dataset": "digits",
     "partition": "iid",
@@ -30,24 +33,24 @@ PRIVATE: dict[str, Any] = {
 
 
 def test_the_sum_has_the_noise_of_one_site_and_the_ledger_the_epsilon_of_the_sum(
-    tmp_path: Path, monkeypatch: Patch
-) -> None:
+    tmp_path, monkeypatch
+):
     """Each of four sites adds so much noise that three honest ones (dp-honest-sites) are enough.
 
     Variances of independent noise add up: those of three sites' noise to the planned one. All that
     is summed lies on the grid of the noise. ε and accuracy are shown.
     """
-    drawn: list[float] = []  # the noise multiplier of each site
+    drawn = []  # the noise multiplier of each site
     measure = release.private_moments
-    steps: list[float] = []  # of the grid, for each site
+    steps = []  # of the grid, for each site
     to_sums = sums.to_sums
 
-    def noted_step(*arguments: Any) -> Any:
+    def noted_step(*arguments):
         *_, step = arguments
         steps.append(step)
         return to_sums(*arguments)
 
-    def noted(*arguments: Any) -> None:
+    def noted(*arguments):
         _moments, _features, _labels, _clip, noise, _draw = arguments
         drawn.append(noise)
         measure(*arguments)
@@ -63,7 +66,7 @@ def test_the_sum_has_the_noise_of_one_site_and_the_ledger_the_epsilon_of_the_sum
     assert steps[:SITES] == SITES * [release.finest_unit_of_moments(clip=1.0)]
     honest = drawn[: SITES - 1]
     assert math.sqrt(sum(noise**2 for noise in honest)) == pytest.approx(plan.table_noise)
-    assert not any(outcome.summary["trouble"].values())
+    assert not outcome.trouble
     assert outcome.summary["epsilon"] <= 2.0
     assert 0 <= outcome.summary["accuracy"]["head"]["mean"] <= 1
 
@@ -73,15 +76,15 @@ def test_the_sum_has_the_noise_of_one_site_and_the_ledger_the_epsilon_of_the_sum
     (3.7, [37, 61, 50]),
     (250.0, [99_991, 61, 50]),  # n · w of a mean w has lowest bits that are no whole step
 ])  # fmt: skip
-def test_a_sum_adds_up_what_sites_send_to_the_step(clip: float, samples: list[int]) -> None:
+def test_a_sum_adds_up_what_sites_send_to_the_step(clip, samples):
     """The sum of what sites send is exactly the sum of their noisy moments, n · w of each.
 
     A site's numbers are not rounded to another grid: its noise is whole in steps of this one.
     """
     torch.manual_seed(0)
     step = release.finest_unit_of_moments(clip)
-    totals: dict[str, np.ndarray[Any, Any]] = {}
-    exact: dict[str, np.ndarray[Any, Any]] = {}
+    totals = {}
+    exact = {}
     for n in samples:  # of one site each
         moments = ClassMoments(3, 5)  # of three classes, in five features
         features = torch.randn(n, 5) * 2 * clip
@@ -96,14 +99,14 @@ def test_a_sum_adds_up_what_sites_send_to_the_step(clip: float, samples: list[in
         np.testing.assert_array_equal(sums.from_whole(total, len(samples)), exact[name])
 
 
-def test_figures_are_cut_in_the_sum_and_not_before() -> None:
+def test_figures_are_cut_in_the_sum_and_not_before():
     """One of four predictions is right, with noise of 9: a single client's number is from 0 to 4.
 
     In a sum, where a client adds half of the noise, it may lie outside; the mean may not.
     """
     draw = np.random.default_rng(0)
 
-    def noisy_correct(part: float) -> int:
+    def noisy_correct(part):
         return release.private_correct({"head": 1}, 4, noise=9.0, draw=draw, part=part)["head"]
 
     alone = [noisy_correct(part=1.0) for _ in range(200)]
@@ -126,9 +129,7 @@ def test_figures_are_cut_in_the_sum_and_not_before() -> None:
     ({"algo": "fedavg", "norm": "group"}, "fedavg trains by private steps"),
     ({"dp": "none", "dp_epsilon": 8.0}, "with dp = 'none' there is no noise to share"),
 ])  # fmt: skip
-def test_noise_is_shared_only_where_the_sum_is_all_that_is_seen(
-    changes: dict[str, Any], reason: str, tmp_path: Path
-) -> None:
+def test_noise_is_shared_only_where_the_sum_is_all_that_is_seen(changes, reason, tmp_path):
     settings = PRIVATE | {"dp_honest_sites": 3} | changes
     refused = refusal(run_config(tmp_path, **settings))
     assert "dp-honest-sites = 3" in refused
@@ -140,21 +141,13 @@ def test_noise_is_shared_only_where_the_sum_is_all_that_is_seen(
     ({"dp_honest_sites": 3, "dp_feature_clip": 1e-5}, "too coarse for the noise"),
     ({"dp_honest_sites": 3, "dp_feature_clip": 65.0}, "too large for a sum; choose 64 at most"),
 ])  # fmt: skip
-def test_a_site_takes_no_part_in_a_sum_that_would_not_hide_enough(
-    changes: dict[str, Any], reason: str, tmp_path: Path
-) -> None:
+def test_a_site_takes_no_part_in_a_sum_that_would_not_hide_enough(changes, reason, tmp_path):
     """Fewer honest sites than counted on may be left, or numbers do not fit the noise's grid."""
     rows = rows_without_a_reply(run_config(tmp_path, **PRIVATE | changes), SITES)
-    failures: list[str] = []
-    for row in rows:
-        failures += row["failed"].values()
-    assert failures
-    assert all(reason in text for text in failures)
+    assert all(reason in text for text in failures_in(rows))
 
 
-def test_a_site_whose_noise_would_weigh_less_than_its_samples_takes_no_part(
-    tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_a_site_whose_noise_would_weigh_less_than_its_samples_takes_no_part(tmp_path, monkeypatch):
     """A site with more samples than the largest weight in a sum, usually a million, is scaled down.
 
     Its noise would be scaled down with its samples. Here the largest weight is 20.
@@ -164,7 +157,7 @@ def test_a_site_whose_noise_would_weigh_less_than_its_samples_takes_no_part(
     assert "its part of the noise would be too small" in str(rows[0]["failed"])
 
 
-def test_a_site_counts_on_others_only_where_its_operator_has_said_so(tmp_path: Path) -> None:
+def test_a_site_counts_on_others_only_where_its_operator_has_said_so(tmp_path):
     """A run with dp-honest-sites = 3 needs max-honest-sites = 3 in the node config."""
     config = run_config(tmp_path, **PRIVATE, dp_honest_sites=3)
     site = {"partition-id": 0, "num-partitions": SITES, "site-name": "north"}

@@ -4,35 +4,29 @@ The same figures however many processes work, clear ends, nothing left running.
 """
 
 import gc
-import json
 import os
 import signal
 import sys
-from collections.abc import Callable
 from multiprocessing import active_children
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 from weakref import ref
 
 import pytest
 
 import client_app.app
-from client_app.algorithms.base import ClientAlgorithm
-from protofl_common.runs.events import Event, Failed
+from protofl_common.runs.events import Failed
 from protofl_common.simulation import grid, machine
 from protofl_common.simulation.grid import attempt, simulate
 from protofl_common.simulation.machine import CPUS, GPUS, visible_gpus, workers_for
 from protofl_common.simulation.pool import pool
-from tests.support.given import Patch, Printed
 from tests.support.harness import run_config
-from tests.support.results import digests, without_times
+from tests.support.results import left_by
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux forks safely")
 
 
 @pytest.fixture(autouse=True)
-def _no_process_is_left() -> Any:
+def _no_process_is_left():
     """End the processes of the pool, which else serve all simulations of this process."""
     yield
     for process in active_children():
@@ -41,7 +35,7 @@ def _no_process_is_left() -> Any:
     pool.cache_clear()
 
 
-def results(folder: Path, workers: int, **changes: Any) -> Any:
+def results(folder, workers, **changes):
     """Simulate three clients in so many processes.
 
     Return the rows of the run, without times, and a digest of each tensor that it leaves. The
@@ -55,13 +49,12 @@ def results(folder: Path, workers: int, **changes: Any) -> Any:
 
     assert gc.get_freeze_count() == 0
     assert garbage() is None
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return without_times(rows), digests(run)
+    return left_by(run)
 
 
 @linux
 @pytest.mark.parametrize("algo", ["fedproto", "fedtgp", "fedavg"])
-def test_figures_do_not_depend_on_the_number_of_processes(algo: str, tmp_path: Path) -> None:
+def test_figures_do_not_depend_on_the_number_of_processes(algo, tmp_path):
     rows, tensors = results(tmp_path / "1", 1, algo=algo, models="cnn4")
     assert len(rows) == 3  # two rounds and the final evaluation
     assert tensors
@@ -69,18 +62,16 @@ def test_figures_do_not_depend_on_the_number_of_processes(algo: str, tmp_path: P
 
 
 @linux
-def test_a_process_that_dies_ends_the_run_and_it_can_be_resumed(
-    tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_a_process_that_dies_ends_the_run_and_it_can_be_resumed(tmp_path, monkeypatch):
     """A process is killed while it trains site-1 in round 2; resumed, the run leaves the same."""
     fit = client_app.app.fit
 
-    def dying(algorithm: ClientAlgorithm[Any]) -> dict[str, float]:
+    def dying(algorithm):
         if algorithm.client.name == "site-1" and algorithm.round == 2:
             os.kill(os.getpid(), signal.SIGKILL)
         return fit(algorithm)
 
-    settings: dict[str, Any] = {"algo": "fedproto", "models": "cnn4"}
+    settings = {"algo": "fedproto", "models": "cnn4"}
     whole = results(tmp_path / "whole", 2, **settings)
     for process in active_children():  # new ones inherit what is patched below
         process.kill()
@@ -96,7 +87,7 @@ def test_a_process_that_dies_ends_the_run_and_it_can_be_resumed(
 
 
 @linux
-def test_the_processes_are_there_before_a_run_begins(monkeypatch: Patch) -> None:
+def test_the_processes_are_there_before_a_run_begins(monkeypatch):
     """On four CPUs there are two processes for clients of two CPUs, and one for larger clients."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: range(4))
     assert workers_for({CPUS: 2}, "cpu") == 2
@@ -104,14 +95,14 @@ def test_the_processes_are_there_before_a_run_begins(monkeypatch: Patch) -> None
     assert workers_for({CPUS: 8}, "cpu") == 1
 
 
-def test_an_error_of_ones_own_code_shows_its_traceback(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_an_error_of_ones_own_code_shows_its_traceback(tmp_path, monkeypatch):
     """An error while the server merges ends the run: its reason is a line, its text a traceback."""
 
-    def broken(*_: object) -> None:
+    def broken(*_):
         raise ZeroDivisionError("mine")
 
     monkeypatch.setattr("server_app.strategies.fedproto.FedProto.merge", broken)
-    events: list[Event] = []
+    events = []
     config = run_config(tmp_path, dataset="digits", partition="iid")
     ended = attempt(config, {"num-supernodes": 1}, events.append)
 
@@ -121,10 +112,10 @@ def test_an_error_of_ones_own_code_shows_its_traceback(tmp_path: Path, monkeypat
     assert "in broken" in str(ended)
 
 
-def test_a_wrong_setting_is_the_reason_itself(tmp_path: Path) -> None:
+def test_a_wrong_setting_is_the_reason_itself(tmp_path):
     """It is shown to people without a traceback."""
     said = "rounds = 0: must be a whole number at least 1"
-    events: list[Event] = []
+    events = []
     ended = attempt(run_config(tmp_path, rounds=0), {"num-supernodes": 1}, events.append)
 
     assert ended == Failed("SettingsError", said)
@@ -134,7 +125,7 @@ def test_a_wrong_setting_is_the_reason_itself(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def machine_with(tmp_path: Path, monkeypatch: Patch) -> Callable[..., None]:
+def machine_with(tmp_path, monkeypatch):
     """Return a function that makes this a machine with so many CPUs and a `nvidia-smi`.
 
     The program prints ``answer``, ends with ``status``, and notes in a file what it was asked.
@@ -145,7 +136,7 @@ def machine_with(tmp_path: Path, monkeypatch: Patch) -> Callable[..., None]:
     monkeypatch.setattr(machine, "pool", lambda workers: None)
     monkeypatch.setattr(sys, "platform", "linux")
 
-    def make(answer: str, cpus: int = 16, status: int = 0) -> None:
+    def make(answer, cpus=16, status=0):
         visible_gpus.cache_clear()
         machine._say.cache_clear()
         monkeypatch.setattr("os.sched_getaffinity", lambda process: range(cpus), raising=False)
@@ -171,9 +162,7 @@ exit {status}
     ("A, 40000\\nA, 40000\\n", 16, 1, 2),
     ("A, 40000\\nA, 40000\\n", 16, 2, 1),
 ])  # fmt: skip
-def test_as_many_clients_share_a_gpu_as_fit(
-    answer: str, cpus: int, part: float | None, clients: int, machine_with: Any, capsys: Printed
-) -> None:
+def test_as_many_clients_share_a_gpu_as_fit(answer, cpus, part, clients, machine_with, capsys):
     """``answer`` has the name and free MiB of each GPU; ``part`` is what each client gets of one.
 
     How many clients work at a time is said once.
@@ -189,7 +178,7 @@ def test_as_many_clients_share_a_gpu_as_fit(
     assert f"clients at a time: {clients};" in said
 
 
-def test_a_machine_without_a_usable_gpu_changes_nothing(machine_with: Any) -> None:
+def test_a_machine_without_a_usable_gpu_changes_nothing(machine_with):
     """As many clients work at a time as the machine has CPUs."""
     for answer, status in (("", 0), ("No devices were found\\n", 6), ("A, [N/A]\\n", 0)):
         machine_with(answer, status=status)
@@ -197,7 +186,7 @@ def test_a_machine_without_a_usable_gpu_changes_nothing(machine_with: Any) -> No
         assert workers_for({GPUS: 0.5}, "auto") == 16
 
 
-def test_clients_that_shall_have_no_gpu_see_none(machine_with: Any, monkeypatch: Patch) -> None:
+def test_clients_that_shall_have_no_gpu_see_none(machine_with, monkeypatch):
     machine_with("NVIDIA H100, 80000\\n")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
 
@@ -206,8 +195,8 @@ def test_clients_that_shall_have_no_gpu_see_none(machine_with: Any, monkeypatch:
 
 
 def test_nvidia_smi_is_asked_only_for_gpus_that_clients_will_see(
-    machine_with: Any, monkeypatch: Patch, tmp_path: Path
-) -> None:
+    machine_with, monkeypatch, tmp_path
+):
     """With the GPUs 2 and 3 visible, ``cuda:1`` is the second of these."""
     machine_with("A, 80000\\nB, 7000\\n")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
@@ -216,9 +205,7 @@ def test_nvidia_smi_is_asked_only_for_gpus_that_clients_will_see(
     assert "--id=2,3" in (tmp_path / "asked").read_text()
 
 
-def test_a_gpu_that_is_not_wanted_or_seen_changes_nothing(
-    machine_with: Any, monkeypatch: Patch
-) -> None:
+def test_a_gpu_that_is_not_wanted_or_seen_changes_nothing(machine_with, monkeypatch):
     """Clients on the CPU, no visible GPU, no `nvidia-smi`, or a PyTorch without CUDA."""
     machine_with("NVIDIA H100, 80000\\n")
     assert workers_for({}, "cpu") == 16
@@ -235,16 +222,16 @@ def test_a_gpu_that_is_not_wanted_or_seen_changes_nothing(
     assert workers_for({}, "auto") == 16
 
 
-def test_the_processes_divide_several_gpus_among_them(monkeypatch: Patch) -> None:
+def test_the_processes_divide_several_gpus_among_them(monkeypatch):
     """Each process takes a GPU in turn as PyTorch's current device, which ``cuda`` then means.
 
     The main process, and clients on the CPU, take none.
     """
-    taken: list[int] = []
+    taken = []
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     monkeypatch.setattr("torch.cuda.set_device", taken.append)
     monkeypatch.setattr(client_app.app, "app", lambda message, context: message)
-    message: Any = SimpleNamespace(metadata=SimpleNamespace(dst_node_id=1))
+    message = SimpleNamespace(metadata=SimpleNamespace(dst_node_id=1))
 
     process = SimpleNamespace()
     monkeypatch.setattr(grid, "current_process", lambda: process)

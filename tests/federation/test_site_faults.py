@@ -8,8 +8,6 @@ import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,48 +19,48 @@ from protofl_common.experiment.settings import digest_of
 from server_app.network.membership import FederationError
 from tests.support.accidents import meanwhile, on_round
 from tests.support.attacks import by, card_with, empty, failing, lost, when
-from tests.support.given import Patch, Printed
+from tests.support.given import Patch
 from tests.support.sites import NAMES, SOUTH, Three
 
 STAMP = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d\S*"
 
 
 @pytest.fixture
-def three(tmp_path: Path) -> Three:
+def three(tmp_path):
     return Three(tmp_path)
 
 
 # -- a site that is left out ---------------------------------------------------------------------
 
 
-def misspell(three: Three, patch: Patch) -> None:
+def misspell(three, patch):
     (three.south / "data/malignant").rename(three.south / "data/malingant")
 
 
-def name_the_misspelt(three: Three, patch: Patch) -> None:
+def name_the_misspelt(three, patch):
     """South's operator misspells the folder and the class in the node config alike."""
     misspell(three, patch)
     three.nodes[SOUTH]["classes"] = "benign,malingant"
 
 
-def truncate(three: Three, patch: Patch) -> None:
+def truncate(three, patch):
     file = three.south / "data/benign/0.png"
     file.write_bytes(file.read_bytes()[:60])
 
 
-def move_the_data(three: Three, patch: Patch) -> None:
+def move_the_data(three, patch):
     (three.south / "data").rename(three.south / "moved")
 
 
-def put_a_file_in_place_of_the_state(three: Three, patch: Patch) -> None:
+def put_a_file_in_place_of_the_state(three, patch):
     (three.south / "state").write_text("not even root writes below a file")
 
 
-def fill_the_disk(three: Three, patch: Patch) -> None:
+def fill_the_disk(three, patch):
     """Let the disk be full for every file of south that must reach it, its audit log first."""
     sync = os.fsync
 
-    def full(descriptor: int) -> None:
+    def full(descriptor):
         if "south" in os.readlink(f"/proc/self/fd/{descriptor}"):
             raise OSError(errno.ENOSPC, "No space left on device")
         sync(descriptor)
@@ -70,11 +68,11 @@ def fill_the_disk(three: Three, patch: Patch) -> None:
     patch.setattr("client_app.site.audit.os.fsync", full)
 
 
-def fill_the_cache(three: Three, patch: Patch) -> None:
+def fill_the_cache(three, patch):
     """Let south have no room for arrays of decoded images."""
     save = np.save
 
-    def full(file: Any, array: Any) -> None:
+    def full(file, array):
         if "south" in str(file):
             raise OSError(errno.ENOSPC, "No space left on device")
         save(file, array)
@@ -91,7 +89,7 @@ class Fault:
     """A pattern of what stands in south's log."""
 
 
-LEFT_OUT: dict[str, Fault] = {
+LEFT_OUT = {
     "misspelt class, named so by its operator": Fault(
         name_the_misspelt,
         r"south: the sites differ in classes; .*\n +benign, mali.*: east, north\n.*: south",
@@ -131,9 +129,7 @@ LEFT_OUT: dict[str, Fault] = {
 
 
 @pytest.mark.parametrize("name", LEFT_OUT)
-def test_a_faulty_site_is_named_and_left_out(
-    name: str, three: Three, monkeypatch: Patch, capfd: Printed
-) -> None:
+def test_a_faulty_site_is_named_and_left_out(name, three, monkeypatch, capfd):
     """South has the fault; server and site say so, and east and north go on."""
     fault = LEFT_OUT[name]
     fault.strike(three, monkeypatch)
@@ -150,11 +146,11 @@ def test_a_faulty_site_is_named_and_left_out(
 # -- a site that is not --------------------------------------------------------------------------
 
 
-def test_a_site_that_dies_over_its_introduction_or_loses_it_is_asked_again(three: Three) -> None:
+def test_a_site_that_dies_over_its_introduction_or_loses_it_is_asked_again(three):
     """South fails twice in its introduction, each time in another way, and then takes part."""
     deaths = [ErrorCode.NODE_UNAVAILABLE, ErrorCode.MESSAGE_UNAVAILABLE]
 
-    def dies_twice(message: Message, reply: Message) -> Message:
+    def dies_twice(message, reply):
         if not deaths:
             return reply
         return Message(Error(deaths.pop(), "unavailable"), reply_to=message)
@@ -164,7 +160,7 @@ def test_a_site_that_dies_over_its_introduction_or_loses_it_is_asked_again(three
     assert set(outcome.summary["clients"]) == set(NAMES)
 
 
-def test_images_of_another_size_are_no_fault(three: Three) -> None:
+def test_images_of_another_size_are_no_fault(three):
     """South's images of 13×21 pixels are resized to the run's image-size."""
     for file in (three.south / "data").rglob("*.png"):
         Image.open(file).resize((13, 21)).save(file)
@@ -174,10 +170,10 @@ def test_images_of_another_size_are_no_fault(three: Three) -> None:
     assert set(outcome.summary["clients"]) == set(NAMES)
 
 
-def test_a_site_says_that_it_has_lost_its_model(three: Three, capfd: Printed) -> None:
+def test_a_site_says_that_it_has_lost_its_model(three, capfd):
     """South's models are removed once it has answered round 1: its log warns of it in round 2."""
 
-    def lose_models() -> None:
+    def lose_models():
         for model in (three.south / "state").rglob("*-*.safetensors"):
             model.unlink()
 
@@ -187,26 +183,24 @@ def test_a_site_says_that_it_has_lost_its_model(three: Three, capfd: Printed) ->
     assert len(re.findall(line, capfd.readouterr().err)) == 1
 
 
-def test_a_site_says_that_its_model_is_older_than_the_one_that_counted(
-    three: Three, capfd: Printed
-) -> None:
+def test_a_site_says_that_its_model_is_older_than_the_one_that_counted(three, capfd):
     """South loses its model of round 2 once the server has its reply, and goes on from round 1's.
 
     All its replies are valid.
     """
 
-    def older(_: Message, reply: Message) -> Message:
+    def older(_, reply):
         max((three.south / "state").rglob("*-*.safetensors")).unlink()
         return reply
 
     outcome = three.run(on_round(number=2, node=SOUTH, change=older), rounds=3)
-    assert [row["valid"] for row in outcome.rows] == [3, 3, 3, 3]
+    assert outcome.per_row("valid") == [3, 3, 3, 3]
 
     said = "the newest model in state-dir is of round 1, older than round 2, the last that counted"
     assert capfd.readouterr().err.count(said) == 1
 
 
-def test_a_site_that_hangs_costs_no_whole_timeout(three: Three, capfd: Printed) -> None:
+def test_a_site_that_hangs_costs_no_whole_timeout(three, capfd):
     """South answers nothing in round 2: the server waits less than round-timeout.
 
     It knows how long sites take from round 1, in which every site has the whole time.
@@ -215,7 +209,7 @@ def test_a_site_that_hangs_costs_no_whole_timeout(three: Three, capfd: Printed) 
         on_round(number=2, node=SOUTH, change=lost), rounds=3, round_timeout=100.0, min_wait=0.0
     )
 
-    assert [row["missing"] for row in outcome.rows] == [[], ["south"], [], []]
+    assert outcome.per_row("missing") == [[], ["south"], [], []]
 
     said = re.search(r"missing: south: no answer in (\d+) s", capfd.readouterr().out)
     assert said
@@ -226,9 +220,7 @@ def test_a_site_that_hangs_costs_no_whole_timeout(three: Three, capfd: Printed) 
 
 
 @pytest.mark.parametrize("kind", [MessageType.TRAIN, MessageType.EVALUATE])
-def test_a_run_without_a_valid_reply_has_not_completed_and_its_log_says_why(
-    kind: str, three: Three
-) -> None:
+def test_a_run_without_a_valid_reply_has_not_completed_and_its_log_says_why(kind, three):
     """All replies to training, or to the final evaluation, are empty: there is no summary."""
     line = r"no client has sent one valid reply|no valid reply to the final"
     with pytest.raises(FederationError, match=line):
@@ -243,9 +235,7 @@ def test_a_run_without_a_valid_reply_has_not_completed_and_its_log_says_why(
     assert re.match(ended, last)
 
 
-def test_logs_say_what_has_left_a_site_and_what_a_run_says_with_time_and_level(
-    three: Three, capfd: Printed
-) -> None:
+def test_logs_say_what_has_left_a_site_and_what_a_run_says_with_time_and_level(three, capfd):
     """Each line has time and level, at the server and at each of three sites.
 
     South's reply of round 1 is lost after it has left.
@@ -272,7 +262,7 @@ def test_logs_say_what_has_left_a_site_and_what_a_run_says_with_time_and_level(
         assert len(re.findall(rf"(?m)^{run}, {line}$", said)) == 3, line
 
 
-def test_a_site_that_claims_another_task_is_left_out(three: Three) -> None:
+def test_a_site_that_claims_another_task_is_left_out(three):
     """Its introduction alone must not end the run of the others."""
     lie = by({SOUTH: card_with(task_kind="multi-label")}, MessageType.QUERY)
     outcome = three.run(tamper=lie)

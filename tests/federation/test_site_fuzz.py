@@ -10,12 +10,10 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any
 
 import numpy as np
 import pytest
@@ -39,7 +37,6 @@ from protofl_common.experiment.settings import app_folder, default_run_config, d
 from protofl_common.wire.records import pack_settings
 from protofl_common.wire.refusal import Refusal, pack_refusal
 from tests.support.attacks import raw
-from tests.support.given import Patch
 from tests.support.hangs import computes_at_most
 from tests.support.harness import RUN_ID, instructions
 from tests.support.rubbish import TEXTS, VALUES, arrays, floats
@@ -50,23 +47,17 @@ MODULE = "canary_module"
 HANG = 120
 """Seconds of computing, on however busy a machine, after which a case never ends."""
 
-ONE_PATH = (
-    *("open", "os.listdir", "os.scandir", "os.mkdir", "os.rmdir", "os.remove", "os.truncate"),
-    *("os.chmod", "os.chown", "shutil.rmtree", "sqlite3.connect", "os.chdir"),
-)
-
-
-TWO_PATHS = ("os.rename", "os.link", "os.symlink")
-
-
-PATHS_OF = {**dict.fromkeys(ONE_PATH, (0,)), **dict.fromkeys(TWO_PATHS, (0, 1))}
+ONE_PATH = """
+open os.listdir os.scandir os.mkdir os.rmdir os.remove os.truncate os.chmod os.chown shutil.rmtree
+sqlite3.connect os.chdir
+"""
+TWO_PATHS = "os.rename os.link os.symlink"
+PATHS_OF = dict.fromkeys(ONE_PATH.split(), (0,)) | dict.fromkeys(TWO_PATHS.split(), (0, 1))
 """Audit events that name paths -> which of their arguments these are."""
-NEVER = {
-    *("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork"),
-    "pickle.find_class",
-    *("socket.connect", "socket.bind", "socket.sendto"),
-    *("socket.getaddrinfo", "socket.gethostbyname"),
-}
+NEVER = """
+subprocess.Popen os.system os.exec os.posix_spawn os.fork pickle.find_class
+socket.connect socket.bind socket.sendto socket.getaddrinfo socket.gethostbyname
+"""
 CODE = (
     *(path for path in sys.path if path),
     *(sys.prefix, sys.base_prefix),
@@ -81,19 +72,19 @@ ODD_MODULES = ("this", "antigravity", "turtledemo", "idlelib", MODULE)
 class Watch:
     """While it is called as a context, it notes in ``odd`` what happens that is not allowed."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.on = False
-        self.reads: tuple[str, ...] = ()  # folders that may be read
-        self.writes: tuple[str, ...] = ()  # folders that may be read and written
-        self.odd: list[str] = []
+        self.reads = ()  # folders that may be read
+        self.writes = ()  # folders that may be read and written
+        self.odd = []
         sys.addaudithook(self._heard)  # for the life of the process; there is no way to remove one
 
-    def _heard(self, name: str, arguments: tuple[Any, ...]) -> None:
+    def _heard(self, name, arguments):
         """Judge an audit event of Python."""
         if not self.on:
             return
         imports = name == "import" and str(arguments[0]).partition(".")[0] in ODD_MODULES
-        if imports or name in NEVER:
+        if imports or name in NEVER.split():
             self.odd.append(f"{name} {arguments[:2]}")
         for index in PATHS_OF.get(name, ()):
             path = arguments[index]
@@ -101,7 +92,7 @@ class Watch:
                 self._touched(name, self._absolute(os.fsdecode(path), arguments), arguments)
 
     @staticmethod
-    def _absolute(path: str, arguments: tuple[Any, ...]) -> str:
+    def _absolute(path, arguments):
         """Return the absolute path of an event.
 
         It may be relative to an open folder, whose descriptor is the event's last argument then.
@@ -114,7 +105,7 @@ class Watch:
             base = os.readlink(f"/proc/self/fd/{folder}")
         return os.path.normpath(os.path.join(base, path))
 
-    def _touched(self, name: str, path: str, arguments: tuple[Any, ...]) -> None:
+    def _touched(self, name, path, arguments):
         """Note an event about a path that may not be read or written."""
         mode = ""
         flags = 0
@@ -135,7 +126,7 @@ class Watch:
             self.odd.append(f"{name} {path} {mode or flags}")
 
     @contextmanager
-    def __call__(self) -> Iterator[list[str]]:
+    def __call__(self):
         self.odd = []
         self.on = True
         try:
@@ -147,7 +138,7 @@ class Watch:
 class SiteOnDisk:
     """Folders of a site, and all else that lies on its machine."""
 
-    def __init__(self, root: Path, watch: Watch) -> None:
+    def __init__(self, root, watch):
         self.root = root
         self.watch = watch
         self.data = root / "site" / "data"
@@ -174,7 +165,7 @@ class SiteOnDisk:
             self.pixels.append(image.tobytes()[:32])
 
     @staticmethod
-    def _write_data(folder: Path) -> None:
+    def _write_data(folder):
         """Write 16 images of two classes, whose names have the secret."""
         for index in range(16):
             path = folder / ("sick", "well")[index % 2] / f"{SECRET}-{index}.png"
@@ -183,7 +174,7 @@ class SiteOnDisk:
             pixels = rng.integers(0, 255, (8, 8, 3), dtype=np.uint8)
             Image.fromarray(pixels).save(path)
 
-    def _write_model(self) -> dict[Path, bytes]:
+    def _write_model(self):
         """Write the state and the model of an earlier run, which no server may read, nor destroy.
 
         Return file -> its content.
@@ -195,7 +186,7 @@ class SiteOnDisk:
         return {path: path.read_bytes() for path in states.folder.iterdir()}
 
     @property
-    def node(self) -> dict[str, Any]:
+    def node(self):
         return {
             "site-name": "north",
             "arch": "cnn4",
@@ -206,7 +197,7 @@ class SiteOnDisk:
             "cache-dir": str(self.cache),
         }
 
-    def answer(self, config: dict[str, Any], content: RecordDict, kind: str) -> Message:
+    def answer(self, config, content, kind):
         """Answer a message in the site's process, watched; the site has answered none before."""
         if kind == MessageType.QUERY:
             content = RecordDict({**pack_settings(digest_of(config)), **content})
@@ -216,11 +207,11 @@ class SiteOnDisk:
         message.metadata.__dict__["_message_id"] = "m"
         context = Context(RUN_ID, 7, self.node, RecordDict(), config)
         with self.watch() as odd, computes_at_most(HANG, "a site that never answers"):
-            reply: Message = client_app.app.app(message, context)
+            reply = client_app.app.app(message, context)
         assert not odd, odd[:5]
         return reply
 
-    def assert_nothing_leaves(self, reply: Message, errors: list[Exception]) -> None:
+    def assert_nothing_leaves(self, reply, errors):
         """A reply has neither names nor content of files, neither in an error nor in its records.
 
         The text of an error is one that may leave as it is, or only names a kind of error.
@@ -246,7 +237,7 @@ class SiteOnDisk:
             assert pixels not in sent
             assert scaled.astype(np.float32).tobytes() not in sent
 
-    def assert_untouched(self) -> None:
+    def assert_untouched(self):
         """All that the earlier run left is there, perhaps under another name."""
         folder = next(iter(self.model)).parent
         there = [path.read_bytes() for path in folder.iterdir()]
@@ -254,7 +245,7 @@ class SiteOnDisk:
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SiteOnDisk]:
+def site(tmp_path_factory):
     """Make a site for all cases, in a process whose folders and home are those of an operator.
 
     It answers one message of each algorithm first, so that all is imported that it needs.
@@ -291,13 +282,13 @@ RUST = (  # functions that open files in Rust
 )
 
 
-def audited(function: Callable[..., Any], mode: str) -> Callable[..., Any]:
+def audited(function, mode):
     """Return the function, which raises an event of Python for the file that it opens.
 
     A file that Rust opens raises none.
     """
 
-    def opened(*arguments: Any, **named: Any) -> Any:
+    def opened(*arguments, **named):
         path = next(argument for argument in arguments if isinstance(argument, (str, Path)))
         sys.audit("open", str(path), mode, 0)
         return function(*arguments, **named)
@@ -306,11 +297,11 @@ def audited(function: Callable[..., Any], mode: str) -> Callable[..., Any]:
 
 
 @pytest.fixture
-def errors(monkeypatch: Patch) -> list[Exception]:
+def errors(monkeypatch):
     """Return the list of errors that a site has answered with, which grows during a test."""
-    found: list[Exception] = []
+    found = []
 
-    def noted(error: Exception, *about: Any) -> str:
+    def noted(error, *about):
         found.append(error)
         return reason_of(error, *about)
 
@@ -318,7 +309,7 @@ def errors(monkeypatch: Patch) -> list[Exception]:
     return found
 
 
-def base(**changes: Any) -> dict[str, Any]:
+def base(**changes):
     """Return the settings of an honest run on this site's images, as small as can be."""
     return default_run_config() | {
         "dataset": "image-folder",
@@ -348,7 +339,7 @@ DEFAULTS = default_run_config()
 WORDS = st.one_of(st.sampled_from([*PLACES, *NAMES, *CATALOG, "sick,well", "well"]), TEXTS)
 
 
-def choices_of(section: Any, prefix: str = "") -> dict[str, tuple[str, ...]]:
+def choices_of(section, prefix=""):
     """Return key -> its choices, for the keys of a section that have choices."""
     found = {}
     fields = dataclasses.fields(section)
@@ -358,11 +349,11 @@ def choices_of(section: Any, prefix: str = "") -> dict[str, tuple[str, ...]]:
     return found
 
 
-CHOICES: dict[str, tuple[str, ...]] = {}
+CHOICES = {}
 
 
 @st.composite
-def changes(draw: st.DrawFn) -> dict[str, Any]:
+def changes(draw):
     """Draw some settings that differ from an honest run's: mostly few, and mostly known keys."""
     found = {"algo": draw(st.sampled_from(sorted(CATALOG)))}
     number = draw(st.sampled_from([0, 0, 1, 1, 2, 4]))
@@ -373,10 +364,10 @@ def changes(draw: st.DrawFn) -> dict[str, Any]:
     return found
 
 
-def value_like(key: str) -> st.SearchStrategy[Any]:
+def value_like(key):
     """Draw a value for a setting, mostly of the type that it must have, and often legal."""
     numbers = st.one_of(st.integers(1, 9), st.integers(-1, 20), st.sampled_from(HUGE))
-    likely: dict[type, st.SearchStrategy[Any]] = {
+    likely = {
         bool: st.booleans(),
         int: numbers,
         float: st.one_of(st.floats(0, 2), st.floats()),
@@ -395,7 +386,7 @@ for _name, _row in CATALOG.items():
 
 
 @st.composite
-def messages(draw: st.DrawFn) -> RecordDict:
+def messages(draw):
     """Draw a round's instructions, changed in some places, with records that a server may send.
 
     Run 12 is the earlier run on the site's disk.
@@ -437,7 +428,7 @@ KINDS = st.sampled_from(
 )
 
 
-def filled(value: Any, root: Path) -> Any:
+def filled(value, root):
     """Return a text with ``{root}`` replaced by the folder of all files of this machine.
 
     A server might know it.
@@ -466,9 +457,7 @@ LARGE = 10**12
 @example({"algo": "pfedme", "pfedme.personal-steps": LARGE}, instructions(), MessageType.TRAIN)
 @example({"algo": "fedgen", "fedgen.noise-dim": 10**9}, instructions(), MessageType.TRAIN)
 @given(changes(), messages(), KINDS)
-def test_a_site_keeps_to_its_folders(
-    site: SiteOnDisk, errors: list[Exception], odd: dict[str, Any], content: RecordDict, kind: str
-) -> None:
+def test_a_site_keeps_to_its_folders(site, errors, odd, content, kind):
     """Whatever settings (``odd``) and message a server sends, nothing forbidden happens."""
     config = base(**{key: filled(value, site.root) for key, value in odd.items()})
     for record in content.config_records.values():

@@ -7,9 +7,9 @@ import os
 import re
 import stat
 import tomllib
+from functools import partial
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import Any
 from unittest.mock import MagicMock
 
 import numpy as np
@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from client_app.answers import reason_of
 from client_app.protections.differential_privacy import charge_ledgers
-from client_app.site.client import Client, open_client
+from client_app.site.client import open_client
 from client_app.site.privacy_ledger import ledgers_of
 from client_app.site.state import StateFolder
 from protofl_common.basics.run_history import RunHistory
@@ -30,7 +30,6 @@ from protofl_common.experiment import catalog as plugins
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.node import DEFAULTS, LIMITED
 from protofl_common.experiment.settings import (
-    Settings,
     default_run_config,
     digest_of,
     needed_with,
@@ -38,13 +37,13 @@ from protofl_common.experiment.settings import (
 from protofl_common.models.trained import TrainedModel
 from protofl_common.privacy.plan import Mechanism
 from protofl_common.tools.cli import main
-from protofl_common.wire.records import SiteCard, pack_settings, unpack_site_card
+from protofl_common.wire.records import pack_settings, unpack_site_card
 from server_app.network.admission import FederationError, check_fit
 from tests.support.attacks import interrupted
-from tests.support.given import Patch, Printed
 from tests.support.harness import (
     LocalGrid,
     client_of,
+    federate,
     instructions,
     reason_in,
     refusal,
@@ -54,30 +53,30 @@ from tests.support.harness import (
 )
 from tests.support.sites import images, named, signed
 
-SITE: dict[str, Any] = {"site-name": "north"}
+SITE = {"site-name": "north"}
 OWN = SITE | {"dataset": "image-folder", "classes": "sick,well"}
-SIMULATED: dict[str, Any] = {"partition-id": 0, "num-partitions": 1}
-DIGITS: dict[str, Any] = {"dataset": "digits", "partition": "iid", "train_samples": 10}
-TABLE: dict[str, Any] = {"partition": "own", "models": "table3", "dataset": "arrays"}
+SIMULATED = {"partition-id": 0, "num-partitions": 1}
+DIGITS = {"dataset": "digits", "partition": "iid", "train_samples": 10}
+TABLE = {"partition": "own", "models": "table3", "dataset": "arrays"}
 EVALUATED = ("correct", "metrics", "validation")  # the parts of a report that an evaluation gives
 
 
-def question(config: dict[str, Any]) -> Message:
+def question(config):
     content = RecordDict({**pack_settings(digest_of(config))})
     return Message(content, 7, MessageType.QUERY, group_id="0")
 
 
-def instruction(number: int, kind: str = MessageType.TRAIN, **entries: Any) -> Message:
+def instruction(number, kind=MessageType.TRAIN, **entries):
     """Return what a server sends in a round of Flower run 4711; ``entries`` forge some of it."""
     return Message(instructions(number, **entries), 7, kind, group_id=str(number))
 
 
-def answer(node: dict[str, Any], config: dict[str, Any], message: Message | None = None) -> Message:
+def answer(node, config, message=None):
     """Return a site's reply to a message, or else to the question for its introduction."""
     return LocalGrid(config, {7: node}).asked(message or question(config))
 
 
-def sharing(folder: Path) -> dict[str, Any]:
+def sharing(folder):
     """The node config of a site that takes its part of a common data set."""
     return SITE | SIMULATED | {"state-dir": str(folder / "state")}
 
@@ -97,9 +96,7 @@ BACKBONES = {"json": "file:small:", "safetensors": "file:resnet18:", "pth": "fil
 @given(
     st.binary(min_size=16, max_size=300) | st.text('abc{}[]":,0', min_size=16).map(str.encode),
 )
-def test_no_file_content_leaves_in_an_error(
-    suffix: str, node: dict[str, Any], tmp_path: Path, content: bytes
-) -> None:
+def test_no_file_content_leaves_in_an_error(suffix, node, tmp_path, content):
     """No eight bytes of a broken file of backbone weights, or of a broken image, leave the site."""
     if suffix == "image":
         file = tmp_path / "data/cats/x.png"
@@ -127,9 +124,7 @@ def test_no_file_content_leaves_in_an_error(
 
 
 @pytest.mark.parametrize(("at_site", "lines"), [(True, 2), (False, 1)])
-def test_a_reason_is_printable_and_in_a_simulation_logged_once(
-    capsys: Printed, at_site: bool, lines: int
-) -> None:
+def test_a_reason_is_printable_and_in_a_simulation_logged_once(capsys, at_site, lines):
     """This holds for errors of settings, too, whose text leaves a site as it is.
 
     A site logs each refusal; in a simulation all clients would log the same.
@@ -155,9 +150,7 @@ def test_a_reason_is_printable_and_in_a_simulation_logged_once(
     assert capsys.readouterr().err.count("alpha = -7.5") == lines
 
 
-def test_the_server_learns_the_kind_of_error_and_the_sites_log_the_rest(
-    tmp_path: Path, capsys: Printed
-) -> None:
+def test_the_server_learns_the_kind_of_error_and_the_sites_log_the_rest(tmp_path, capsys):
     """At a simulated client, whose data are the run's own, the whole text leaves."""
     patients = ("HIV positive/DOE_Jane_1961.png", "negative/ROE_Richard.png")
     data = images(tmp_path / "my scans", *patients)
@@ -189,7 +182,7 @@ FOLDERS = {
 }
 
 
-def folders_of(found: Settings) -> list[str]:
+def folders_of(found):
     """Return the folders of settings, in the order of `FOLDERS`."""
     return [found.data.data_dir, found.machine.state_dir, found.data.cache_dir, found.run.out_dir]
 
@@ -197,7 +190,7 @@ def folders_of(found: Settings) -> list[str]:
 @pytest.mark.parametrize(
     "node", [SITE, {**SIMULATED, "data-dir": ""}, {**SIMULATED, "arch": "cnn4"}]
 )
-def test_a_run_chooses_no_folder_of_a_site(node: dict[str, Any]) -> None:
+def test_a_run_chooses_no_folder_of_a_site(node):
     """A node whose config says more than its partition is a site, even without a name."""
     assert folders_of(settings_of(FOLDERS, node)) == ["", "", "", "runs"]
 
@@ -206,14 +199,11 @@ def test_a_run_chooses_no_folder_of_a_site(node: dict[str, Any]) -> None:
 
     assert folders_of(found) == ["/data", "/state", "/cache", "runs"]
 
-
-def test_a_run_chooses_the_folders_of_a_simulated_client() -> None:
+    # those of a simulated client it does
     assert folders_of(settings_of(FOLDERS, SIMULATED)) == list(FOLDERS.values())
 
 
-def test_a_run_neither_reads_nor_writes_where_it_wants_on_a_site(
-    tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_a_run_neither_reads_nor_writes_where_it_wants_on_a_site(tmp_path, monkeypatch):
     """Without data-dir of its own it refuses; with it, it reads there and writes below ``runs``."""
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
@@ -247,9 +237,7 @@ def test_a_run_neither_reads_nor_writes_where_it_wants_on_a_site(
     ("models", "cnn4,timm:tiny.a", "allow-arch", "torchvision:, timm:tiny.a"),
     ("fml.meme", "torchvision:resnet18", "allow-arch", "torchvision:resnet18"),
 ])  # fmt: skip
-def test_downloads_and_strange_weights_need_the_operators_word(
-    key: str, value: Any, allow: str, permission: Any
-) -> None:
+def test_downloads_and_strange_weights_need_the_operators_word(key, value, allow, permission):
     """The error names the key of the node config; a simulated client needs no word."""
     run = {key: value}
     (line,) = refusal(run, SITE).splitlines()
@@ -268,9 +256,7 @@ def test_downloads_and_strange_weights_need_the_operators_word(
 @pytest.mark.parametrize(
     ("key", "value"), [("columns", "a,b"), ("drop", "a,b"), ("one-hot", "a:x|y")]
 )
-def test_a_run_says_of_a_sites_table_what_the_operator_says_or_nothing(
-    key: str, value: str
-) -> None:
+def test_a_run_says_of_a_sites_table_what_the_operator_says_or_nothing(key, value):
     """A run could otherwise try out which columns and categories a site has."""
     arrays = SITE | {"dataset": "arrays"}
     own = arrays | {"data-dir": "/data"}
@@ -295,14 +281,14 @@ def test_a_run_says_of_a_sites_table_what_the_operator_says_or_nothing(
     ("timm:resnet18", ","),
     ("package:efficientnet-lite0@96", "package:efficientnet-lite0"),
 ])  # fmt: skip
-def test_a_permission_covers_what_it_says_only(backbones: str, allowed: str) -> None:
+def test_a_permission_covers_what_it_says_only(backbones, allowed):
     """Not a path that leads out of the allowed folder, a longer name, or another size of input."""
     node = SITE | {"allow-backbones": allowed}
     assert "not allowed on this site" in refusal({"backbones": backbones}, node)
 
 
 @pytest.mark.parametrize("key", LIMITED)
-def test_a_run_that_wants_too_much_of_a_site_is_refused(key: str) -> None:
+def test_a_run_that_wants_too_much_of_a_site_is_refused(key):
     """The limit is the default one, or that of the node config; a simulated client has none."""
     limit = LIMITED[key]
     algo = key.rpartition(".")[0] or "fedproto"  # of a setting such as fedtgp.server-epochs
@@ -319,14 +305,11 @@ def test_a_run_that_wants_too_much_of_a_site_is_refused(key: str) -> None:
     above_default = small | {key: DEFAULTS[limit] + 1}
     settings_of(above_default, SITE | {limit: 10**6})
     settings_of(above_default, SIMULATED)
-
-
-def test_a_limit_on_image_sizes_is_not_for_the_sites_own() -> None:
-    """The operator's own image-size of 600 is above the limit for what runs may ask for."""
+    # the operator's own image-size may be above the limit for what runs ask for
     settings_of({"partition": "own"}, OWN | {"data-dir": "/srv/data", "image-size": 600})
 
 
-def test_an_operator_chooses_the_algorithms() -> None:
+def test_an_operator_chooses_the_algorithms():
     node = SITE | {"allow-algorithms": "fedproto, fedtgp"}
     settings_of({"algo": "fedtgp"}, node)
 
@@ -336,7 +319,7 @@ def test_an_operator_chooses_the_algorithms() -> None:
     assert refusal({"algo": "fedavg"}, node) == line
 
 
-def test_a_wrong_permission_is_named() -> None:
+def test_a_wrong_permission_is_named():
     """An unknown algorithm in allow-algorithms, and values of a wrong type in other permissions."""
     unknown = refusal({}, SITE | {"allow-algorithms": "fedprotto"})
     choices = "choose from all, ditto, "
@@ -350,11 +333,12 @@ def test_a_wrong_permission_is_named() -> None:
         ("allow-algorithms", 3),
         ("max-epochs", "7"),
         ("max-rounds", 0),
+        ("min-class-samples", "many"),
     ):
         assert re.match(f"node-config: {key} = .* must be ", refusal({}, SITE | {key: value}))
 
 
-def test_every_recipe_is_accepted_by_a_site_that_sets_no_limit() -> None:
+def test_every_recipe_is_accepted_by_a_site_that_sets_no_limit():
     """With each algorithm that the recipe has settings for; the site's default limits hold."""
     for recipe in Path("configs/recipes").glob("*.toml"):
         content = tomllib.loads(recipe.read_text(encoding="utf-8"))
@@ -364,7 +348,7 @@ def test_every_recipe_is_accepted_by_a_site_that_sets_no_limit() -> None:
             settings_of(run | {"algo": algo}, node)
 
 
-def test_a_run_makes_no_more_threads_than_a_site_has_processors(tmp_path: Path) -> None:
+def test_a_run_makes_no_more_threads_than_a_site_has_processors(tmp_path):
     before = torch.get_num_threads()
     try:
         answer(SITE, run_config(tmp_path, threads=10**5))
@@ -385,7 +369,7 @@ PYTHON = {
 
 
 @pytest.mark.parametrize("key", PYTHON)
-def test_a_site_imports_what_its_operator_named_only(key: str, monkeypatch: Patch) -> None:
+def test_a_site_imports_what_its_operator_named_only(key, monkeypatch):
     """Nothing of the package is imported before the operator's word is asked for.
 
     There is no such package, so that an import would fail.
@@ -414,7 +398,7 @@ def test_a_site_imports_what_its_operator_named_only(key: str, monkeypatch: Patc
 @pytest.mark.parametrize(
     "dataset", ["hf:x", "absent_moon.data:stripes", "image-folder", "text-csv"]
 )
-def test_a_run_names_none_but_public_data_sets_at_a_site(dataset: str) -> None:
+def test_a_run_names_none_but_public_data_sets_at_a_site(dataset):
     """It would choose how the operator's files are read, or look into the cache of a hub."""
     python = {"allow-python": "absent_moon"}
     all_else = python | {"data-dir": "/srv/data", "allow-download": True}
@@ -431,14 +415,14 @@ def test_a_run_names_none_but_public_data_sets_at_a_site(dataset: str) -> None:
 
 
 # -- what a site's own data are --------------------------------------------------------------------
-def card_of(node: dict[str, Any], config: dict[str, Any]) -> SiteCard:
+def card_of(node, config):
     reply = answer(node, config)
     assert not reply.has_error(), reason_in(reply)
     return unpack_site_card(reply.content)
 
 
 @pytest.mark.parametrize("dataset", ["domain-folder", "text-csv", "digits", "image-folder"])
-def test_a_run_does_not_choose_how_a_sites_files_are_read(dataset: str, tmp_path: Path) -> None:
+def test_a_run_does_not_choose_how_a_sites_files_are_read(dataset, tmp_path):
     """Its files are CLASS/PATIENT/image: read as DOMAIN/CLASS/image, patients would be classes."""
     patients = [f"{kind}/DOE_Jane_{day}" for kind in ("sick", "well") for day in range(3)]
     scans = images(tmp_path, *(f"{patient}/{i}.png" for patient in patients for i in range(2)))
@@ -460,9 +444,7 @@ def test_a_run_does_not_choose_how_a_sites_files_are_read(dataset: str, tmp_path
 
 
 @pytest.mark.parametrize("dataset", ["image-folder", "digits"])
-def test_a_site_that_does_not_say_what_its_data_are_takes_no_part(
-    dataset: str, tmp_path: Path
-) -> None:
+def test_a_site_that_does_not_say_what_its_data_are_takes_no_part(dataset, tmp_path):
     """The node config has data-dir alone: the run's data set is not taken for the site's."""
     data = images(tmp_path / "scans", "sick/1.png", "sick/2.png", "well/1.png", "well/2.png")
     config = run_config(tmp_path, dataset=dataset, partition="own")
@@ -474,9 +456,7 @@ def test_a_site_that_does_not_say_what_its_data_are_takes_no_part(
 
 
 @pytest.mark.parametrize("kind", [MessageType.QUERY, MessageType.TRAIN])
-def test_names_of_classes_and_domains_that_nobody_said_stay_there(
-    kind: str, tmp_path: Path, capsys: Printed
-) -> None:
+def test_names_of_classes_and_domains_that_nobody_said_stay_there(kind, tmp_path, capsys):
     """A table's labels and clients are people's names: the site's log has them, its error has not.
 
     They leave once the node config, or the run, names the classes; the domain only from the site.
@@ -504,12 +484,10 @@ def test_names_of_classes_and_domains_that_nobody_said_stay_there(
     assert card_of(node | classes | domain, config).domain == "ward of Dr. Grey"
 
 
-def test_weights_are_not_averaged_over_tables_whose_columns_differ(
-    tmp_path: Path, capsys: Printed
-) -> None:
+def test_weights_are_not_averaged_over_tables_whose_columns_differ(tmp_path, capsys):
     """Two tables have the columns age and dose in another order: FedProto may, FedAvg may not."""
     config = run_config(tmp_path, **TABLE, dp="sample", norm="group")
-    cards: dict[str, SiteCard] = {}
+    cards = {}
     for names in ("age,dose", "dose,age"):
         table = tmp_path / f"{names}.csv"
         table.write_text(f"label,{names}\n" + "sick,1,2\nwell,3,5\n" * 4)
@@ -531,9 +509,7 @@ def test_weights_are_not_averaged_over_tables_whose_columns_differ(
 @pytest.mark.parametrize(
     "demand", [{"min-class-samples": 9}, {"require-dp": "epsilon<=8"}, {"require-secagg": True}]
 )
-def test_a_site_with_demands_takes_no_names_of_classes_from_a_run(
-    demand: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_site_with_demands_takes_no_names_of_classes_from_a_run(demand, tmp_path):
     """A run could try out names, so such a site must name its classes itself."""
     folders = {"data-dir": str(tmp_path), "state-dir": str(tmp_path)}
     node = SITE | {"dataset": "arrays"} | folders | demand
@@ -550,8 +526,8 @@ def test_a_site_with_demands_takes_no_names_of_classes_from_a_run(
 
 @pytest.mark.parametrize("demand", [{}, {"require-dp": "epsilon<=8"}, {"require-secagg": True}])
 def test_a_demand_that_rests_on_memory_is_met_only_where_the_site_has_been(
-    demand: dict[str, Any], tmp_path: Path, capsys: Printed
-) -> None:
+    demand, tmp_path, capsys
+):
     """A state folder with nothing of the site in it may be a disk that is not mounted.
 
     Then the site's ledger and its key would begin anew, so it refuses runs that need these.
@@ -581,31 +557,29 @@ def test_a_demand_that_rests_on_memory_is_met_only_where_the_site_has_been(
         assert reason_in(unmounted).startswith(begins)
 
 
-def table_of_200_rows(folder: Path) -> dict[str, Any]:
+def table_of_200_rows(folder):
     """The node config of a site with a table of two classes and one column."""
     rows = [f"{kind},{np.sin(7 * i):.6f}" for i in range(100) for kind in ("sick", "well")]
     (folder / "records.csv").write_text("\n".join(["label,x", *rows]))
     return OWN | {"data-dir": str(folder / "records.csv"), "dataset": "arrays"}
 
 
-def parts_of(node: dict[str, Any], config: dict[str, Any]) -> dict[str, np.ndarray]:
+def parts_of(node, config):
     """Return a client's samples by the part of the data that they are in."""
     data = client_of(config, **node).data
     names = ("train_inputs", "train_labels", "test_inputs", "test_labels", "validation_inputs")
     return {name: np.asarray(getattr(data, name)) for name in names}
 
 
-def sizes(parts: dict[str, np.ndarray]) -> list[int]:
+def sizes(parts):
     return [len(part) for part in parts.values()]
 
 
-def test_a_run_does_not_choose_who_is_a_test_sample_of_a_site(
-    tmp_path: Path, capsys: Printed
-) -> None:
+def test_a_run_does_not_choose_who_is_a_test_sample_of_a_site(tmp_path, capsys):
     """Two runs that differ in one training sample would tell that sample."""
     node = table_of_200_rows(tmp_path)
     config = run_config(tmp_path, **TABLE, train_samples=0)
-    runs: list[dict[str, Any]] = [
+    runs = [
         {
             "train-samples": 120,
             "seed": 1,
@@ -639,7 +613,7 @@ def test_a_run_does_not_choose_who_is_a_test_sample_of_a_site(
     assert log.count("its inputs, in this order: x\n") == 1
 
 
-def test_a_site_divides_its_own_data_as_its_operator_says(tmp_path: Path) -> None:
+def test_a_site_divides_its_own_data_as_its_operator_says(tmp_path):
     """Of 200 samples half are for training, and a fifth of these are for validation."""
     node = table_of_200_rows(tmp_path)
     node |= {"train-fraction": 0.5, "validation-fraction": 0.2, "test-from": "balanced"}
@@ -650,7 +624,7 @@ def test_a_site_divides_its_own_data_as_its_operator_says(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("partition", ["iid", "natural", "n-way-k-shot"])
-def test_a_run_takes_no_part_of_a_sites_own_data(partition: str) -> None:
+def test_a_run_takes_no_part_of_a_sites_own_data(partition):
     """With ``natural`` the site would become one client of its data: a single patient."""
     refused = refusal({"partition": partition}, OWN | {"data-dir": "/srv/data"})
     reason = "this site has data of its own; choose 'own'"
@@ -658,7 +632,7 @@ def test_a_run_takes_no_part_of_a_sites_own_data(partition: str) -> None:
 
 
 @pytest.mark.parametrize("key", ["test-from", "train-fraction", "validation-fraction"])
-def test_a_site_does_not_divide_common_data_in_a_way_of_its_own(key: str) -> None:
+def test_a_site_does_not_divide_common_data_in_a_way_of_its_own(key):
     for node in (SITE, SITE | SIMULATED | {"data-dir": "/srv/data"}):
         refused = refusal({}, node | {key: default_run_config()[key]})
         assert f"node-config: {key}: only at a site with data of its own" in refused
@@ -667,28 +641,32 @@ def test_a_site_does_not_divide_common_data_in_a_way_of_its_own(key: str) -> Non
     assert f"{key} = 'thirds': " in refusal({"partition": "own"}, own | {key: "thirds"})
 
 
-def test_neither_a_new_name_nor_a_copy_of_the_data_has_a_new_privacy_ledger(
-    tmp_path: Path, monkeypatch: Patch
-) -> None:
+NEARLY_ALL = [Mechanism(rate=1.0, noise=3.0, times=1)]
+"""Costs nearly all of an ε of 2: not twice."""
+
+
+def with_ledgers(folder, demand, run_id=1, **facts):
+    """Return a site that keeps its ledgers in a folder, in a run with ε = 2."""
+    config = run_config(folder, partition="own", dp="sample", dp_epsilon=2.0)
+    folders = {"state-dir": str(folder / "state"), "data-dir": str(folder / "data")}
+    node = OWN | {"require-dp": demand} | folders | facts
+    return open_client(Context(run_id, 7, node, RecordDict(), config))
+
+
+def test_neither_a_new_name_nor_a_copy_of_the_data_has_a_new_privacy_ledger(tmp_path, monkeypatch):
     """A site has a ledger under its name and one under its data, and each must allow a run.
 
     Only a copy of the data under another name has neither, like another site.
     """
     monkeypatch.chdir(tmp_path)
-    config = run_config(tmp_path, partition="own", dp="sample", dp_epsilon=2.0)
-    nearly_all = [Mechanism(rate=1.0, noise=3.0, times=1)]  # of the ε of 2: not twice
     south = {"site-name": "south"}
     copy = {"data-dir": str(tmp_path / "copy")}
+    client = partial(with_ledgers, tmp_path, "epsilon<=2")
 
-    def client(run_id: int = 1, **facts: Any) -> Client:
-        folders = {"state-dir": str(tmp_path / "state"), "data-dir": str(tmp_path / "data")}
-        node = OWN | {"require-dp": "epsilon<=2"} | folders | facts
-        return open_client(Context(run_id, 7, node, RecordDict(), config))
-
-    def ledgers(**facts: Any) -> set[Path]:
+    def ledgers(**facts):
         return {*ledgers_of(client(**facts), "any")}
 
-    def contents(**facts: Any) -> list[str]:
+    def contents(**facts):
         return [file.read_text() for file in sorted(ledgers(**facts)) if file.exists()]
 
     assert ledgers() == ledgers(**{"data-dir": "data"})
@@ -697,49 +675,37 @@ def test_neither_a_new_name_nor_a_copy_of_the_data_has_a_new_privacy_ledger(
     assert ledgers() & ledgers(**copy)
     assert not ledgers() & ledgers(**south, **copy)
 
-    charge_ledgers(client(), "first", nearly_all)
+    charge_ledgers(client(), "first", NEARLY_ALL)
     for facts in (south, copy):
         before = contents(**facts)
         with pytest.raises(SettingsError, match="require-dp, over all runs, = 2"):
-            charge_ledgers(client(2, **facts), "second", nearly_all)
+            charge_ledgers(client(2, **facts), "second", NEARLY_ALL)
         assert contents(**facts) == before
-    charge_ledgers(client(2, **south, **copy), "second", nearly_all)
+    charge_ledgers(client(2, **south, **copy), "second", NEARLY_ALL)
 
 
-def test_each_run_may_cost_its_epsilon_once_where_the_site_allows_more(
-    tmp_path: Path,
-) -> None:
+def test_each_run_may_cost_its_epsilon_once_where_the_site_allows_more(tmp_path):
     """Runs that differ in both name and number have a budget each.
 
     A run that shares its name or its number with an earlier one spends from the same budget.
     """
-    config = run_config(tmp_path, partition="own", dp="sample", dp_epsilon=2.0)
-    nearly_all = [Mechanism(rate=1.0, noise=3.0, times=1)]  # of the run's ε of 2: not twice
-    folders = {"state-dir": str(tmp_path / "state"), "data-dir": str(tmp_path / "data")}
-    node = OWN | {"require-dp": "epsilon<=9"} | folders
-
-    def charge_run(run_id: int, name: str) -> None:
-        site = open_client(Context(run_id, 7, node, RecordDict(), config))
-        charge_ledgers(site, name, nearly_all)
-
-    charge_run(1, "heart 2")
-    charge_run(2, "heart")
+    client = partial(with_ledgers, tmp_path, "epsilon<=9")
+    charge_ledgers(client(1), "heart 2", NEARLY_ALL)
+    charge_ledgers(client(2), "heart", NEARLY_ALL)
 
     for run_id, name in ((3, "heart"), (2, "another")):
         with pytest.raises(SettingsError, match="dp-epsilon = 2"):
-            charge_run(run_id, name)
+            charge_ledgers(client(run_id), name, NEARLY_ALL)
 
 
 @pytest.mark.parametrize("state", [{}, {"state-dir": "state"}, {"state-dir": "~/state"}])
-def test_a_privacy_ledger_has_a_fixed_place(state: dict[str, Any]) -> None:
+def test_a_privacy_ledger_has_a_fixed_place(state):
     """With a relative folder, a site started from another place would begin at ε = 0 again."""
     refused = refusal({"dp": "sample"}, SITE | {"require-dp": "epsilon<=8"} | state)
     assert re.search("node-config: state-dir = .*: with require-dp it must be absolute", refused)
 
 
-def test_a_runs_settings_forge_no_line_of_a_sites_log(
-    tmp_path: Path, capsys: Printed, monkeypatch: Patch
-) -> None:
+def test_a_runs_settings_forge_no_line_of_a_sites_log(tmp_path, capsys, monkeypatch):
     """A line break in a setting's name, or in an error's text, begins no line of the log."""
     forged = "2026-01-01T00:00:00+0000 INFO protofl: run 1, fedproto, train 1: sent nothing"
     text = f"x\n{forged}\x1b[2J"
@@ -767,9 +733,7 @@ def test_a_runs_settings_forge_no_line_of_a_sites_log(
     ("mine", "4711:9,5"),
     ("mine", "12"),
 ])  # fmt: skip
-def test_a_server_leads_no_site_elsewhere(
-    run_name: str, run_history: str, tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_a_server_leads_no_site_elsewhere(run_name, run_history, tmp_path, monkeypatch):
     """A run's name is no path, and its history must end with the Flower run of the message.
 
     In the end the site has only the model that was there before, of run 12.
@@ -792,16 +756,14 @@ def test_a_server_leads_no_site_elsewhere(
     assert files == [model]
 
 
-def save_model(folder: Path, run_id: int) -> Path:
+def save_model(folder, run_id):
     states = StateFolder(folder, "north", RunHistory(run_id))
     states.save(1, "cnn4", {"w": torch.ones(1)})
     (file,) = states.folder.iterdir()
     return file
 
 
-def test_two_studies_of_one_name_do_not_meet_at_a_site(
-    tmp_path: Path, capfd: Printed, monkeypatch: Patch
-) -> None:
+def test_two_studies_of_one_name_do_not_meet_at_a_site(tmp_path, capfd, monkeypatch):
     """Flower runs 11 and 12 are both called mine; each has a folder, which `export` can name."""
     node = sharing(tmp_path)
     state = tmp_path / "state"
@@ -809,7 +771,7 @@ def test_two_studies_of_one_name_do_not_meet_at_a_site(
     older = save_model(state / "mine-11/clients", 10)
     models = {older: older.read_bytes()}
 
-    run_federation(run_config(tmp_path / "a", **setting), nodes={7: node}, run_id=11)
+    federate(tmp_path / "a", nodes={7: node}, run_id=11, **setting)
     for name in ("model", "best"):
         file = state / f"mine-11/clients/north/{name}.safetensors"
         models[file] = file.read_bytes()
@@ -820,7 +782,7 @@ def test_two_studies_of_one_name_do_not_meet_at_a_site(
     monkeypatch.chdir(state)
     assert main(["export", "mine-11", "--out", str(tmp_path / "first")]) == 0
 
-    run_federation(run_config(tmp_path / "b", **setting, seed=7), nodes={7: node}, run_id=12)
+    federate(tmp_path / "b", nodes={7: node}, run_id=12, **setting, seed=7)
     assert f"run mine (12) begins, in {state}/mine-12; " in capfd.readouterr().err
     for file, content in models.items():
         assert file.read_bytes() == content
@@ -834,9 +796,7 @@ def test_two_studies_of_one_name_do_not_meet_at_a_site(
     assert "Flower run 12" in (tmp_path / "model/README.md").read_text()
 
 
-def test_a_server_that_claims_to_resume_a_run_replaces_no_model_of_it(
-    tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_a_server_that_claims_to_resume_a_run_replaces_no_model_of_it(tmp_path, monkeypatch):
     """Run 4711 claims to go on with run 11: its model takes the place of 11's, which is kept.
 
     The new model is on the disk (fsync) before the site answers.
@@ -846,9 +806,9 @@ def test_a_server_that_claims_to_resume_a_run_replaces_no_model_of_it(
     run_federation(config, nodes={7: node}, run_id=11)
     model = tmp_path / "state/mine-11/clients/north/model.safetensors"
     former = model.read_bytes()
-    synced: set[str] = set()
+    synced = set()
 
-    def note_file(descriptor: int) -> None:
+    def note_file(descriptor):
         synced.add(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
 
     monkeypatch.setattr("os.fsync", note_file)
@@ -860,7 +820,7 @@ def test_a_server_that_claims_to_resume_a_run_replaces_no_model_of_it(
     assert model.with_name("model-before-4711.safetensors").read_bytes() == former
 
 
-def refused(grid: LocalGrid, kind: str, number: int, **records: Any) -> str:
+def refused(grid, kind, number, **records):
     """Ask a site to train or evaluate in a round; return the reason why it refuses, or "".
 
     ``records`` are further records of the message.
@@ -871,9 +831,7 @@ def refused(grid: LocalGrid, kind: str, number: int, **records: Any) -> str:
     return reason_in(reply)
 
 
-def test_a_real_site_answers_each_question_once_in_a_flower_run(
-    tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_a_real_site_answers_each_question_once_in_a_flower_run(tmp_path, monkeypatch):
     """That is one training of each round, in order, and one final evaluation, of each algorithm.
 
     It holds after a restart of the site, and not for another Flower run.
@@ -918,17 +876,7 @@ def test_a_real_site_answers_each_question_once_in_a_flower_run(
     assert "StateError (state-dir)" in refused(LocalGrid(config, {7: node}, run_id=7), train, 1)
 
 
-def test_a_simulated_client_answers_a_question_again(tmp_path: Path) -> None:
-    config = run_config(tmp_path, models="mlp-1", **DIGITS)
-    grid = LocalGrid(config, {7: SIMULATED}, run_id=5)
-
-    assert refused(grid, MessageType.TRAIN, 1) == ""
-    assert refused(grid, MessageType.TRAIN, 1) == ""
-
-
-def test_a_site_evaluates_in_the_rounds_that_the_settings_plan_and_in_no_other(
-    tmp_path: Path,
-) -> None:
+def test_a_site_evaluates_in_the_rounds_that_the_settings_plan_and_in_no_other(tmp_path):
     """Each evaluation tells a server something about weights of its choice.
 
     So evaluate-every decides, here for rounds 1 and 4, and no message can ask for one more.
@@ -957,9 +905,7 @@ def test_a_site_evaluates_in_the_rounds_that_the_settings_plan_and_in_no_other(
 
 
 @pytest.mark.parametrize("kind", [MessageType.TRAIN, MessageType.EVALUATE])
-def test_an_error_is_an_answer_and_an_interruption_none(
-    kind: str, tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_an_error_is_an_answer_and_an_interruption_none(kind, tmp_path, monkeypatch):
     """A site that has failed does not answer again; one that was interrupted does.
 
     Else a server could send weights that fail on some samples only, again and again, and learn
@@ -978,7 +924,7 @@ def test_an_error_is_an_answer_and_an_interruption_none(
     assert "of this Flower run, and answers nothing twice" in refused(grid, kind, 1)
 
 
-def test_a_private_model_comes_into_no_algorithm_that_uploads_it(tmp_path: Path) -> None:
+def test_a_private_model_comes_into_no_algorithm_that_uploads_it(tmp_path):
     """FedProto's model stays at the site; FedPer would upload its body.
 
     So a server that names an earlier run of FedProto gets that model trained on by FedProto only.
@@ -997,7 +943,7 @@ def test_a_private_model_comes_into_no_algorithm_that_uploads_it(tmp_path: Path)
 
 
 @pytest.mark.parametrize("algo", ["fedproto", "fedpcl"])
-def test_decoded_data_and_models_are_the_users_alone(algo: str, tmp_path: Path) -> None:
+def test_decoded_data_and_models_are_the_users_alone(algo, tmp_path):
     """No file or folder that a site writes can be read by other users, under the usual umask.
 
     Data and backbones that are embedded need no permission of the operator, so the site runs.

@@ -9,21 +9,18 @@ import shutil
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from protofl_common.config.datasets import DATASETS
-from protofl_common.config.sections import DataSettings
 from protofl_common.data.raw import RawData
 from protofl_common.data.sources import SOURCES, Source
 from protofl_common.experiment.settings import default_run_config
 from protofl_common.tools.arguments import ROOT
 from protofl_common.tools.tables.figure import NoFigure
-from protofl_common.tools.tables.plan import Cell, Run, plan
-from protofl_common.tools.tables.spec import TableFile, read_table
-from tests.support.given import Patch
+from protofl_common.tools.tables.plan import plan
+from protofl_common.tools.tables.spec import read_table
 from tests.support.harness import run_federation
 
 TABLES = sorted((ROOT / "configs" / "tables").glob("*.yaml"))
@@ -47,11 +44,11 @@ LARGEST = {"local-epochs": 1, "shots": 4, "image-size": 32, "lr": 0.001}
 
 At its own learning rate, FedPLVM's λ = 100 lets features of noise grow beyond what is taken.
 """
-MADE: set[str] = set()
+MADE = set()
 """Names of runs that have been made for an earlier table: they are not made again."""
 
 
-def stand_in(dataset: str, settings: DataSettings) -> RawData:
+def stand_in(dataset, settings):
     """Return random samples in place of a data set in files, with its classes and domains.
 
     In every domain there are 20 samples of each class, or 6 where there are 100 classes or more.
@@ -67,7 +64,7 @@ def stand_in(dataset: str, settings: DataSettings) -> RawData:
     domain, label, number = (axis.ravel() for axis in indices)
     kind = "images" if Path(settings.data_dir).name in IMAGES else dataset
     shape = (len(label), *SHAPES.get(kind, (3, 32, 32)))
-    inputs: Any = np.random.default_rng(0).integers(0, 256, shape)
+    inputs = np.random.default_rng(0).integers(0, 256, shape)
     dtype = {"arrays": np.float32, "text-csv": np.int64}.get(kind, np.uint8)
     official = np.zeros(len(label), np.uint8)
     if DATASETS[dataset].has_official:  # a quarter of the samples is the official test part
@@ -76,7 +73,7 @@ def stand_in(dataset: str, settings: DataSettings) -> RawData:
 
 
 @pytest.fixture
-def _data(monkeypatch: Patch) -> None:
+def _data(monkeypatch):
     """Put `stand_in` in the place of all data sets that are read from files."""
     for name, source in SOURCES.items():
         if source.locate is not Source.locate:
@@ -84,15 +81,15 @@ def _data(monkeypatch: Patch) -> None:
             monkeypatch.setitem(SOURCES, name, random)
 
 
-def runs_of(table: TableFile) -> list[tuple[Run, list[Cell]]]:
+def runs_of(table):
     """Return the runs of a table's first row and first column, each with the cells that it fills.
 
     Runs that an earlier table has had are left out.
     """
     cells = plan(table, seeds=(1,))
     first = cells[0]
-    cells_of_run: dict[str, list[Cell]] = {}
-    runs: dict[str, Run] = {}
+    cells_of_run = {}
+    runs = {}
     for cell in cells:
         run = cell.runs[1]
         cells_of_run.setdefault(run.name, []).append(cell)
@@ -101,7 +98,7 @@ def runs_of(table: TableFile) -> list[tuple[Run, list[Cell]]]:
     return [(run, cells_of_run[name]) for name, run in runs.items() if name not in MADE]
 
 
-def small(run: Run, folder: Path, cache: Path) -> tuple[dict[str, Any], int]:
+def small(run, folder, cache):
     """Return the settings of a run, made small, and its number of clients."""
     config = default_run_config() | run.config | SMALL
     for key, largest in LARGEST.items():
@@ -119,7 +116,7 @@ def small(run: Run, folder: Path, cache: Path) -> tuple[dict[str, Any], int]:
     return config, clients
 
 
-def problem_of(run: Run, cells: list[Cell], folder: Path, cache: Path) -> str:
+def problem_of(run, cells, folder, cache):
     """Make a run; return what is wrong with it, or with what its cells read of it, or "".
 
     A cell whose figure the run lacks is no problem if another cell finds its own.
@@ -141,7 +138,7 @@ def problem_of(run: Run, cells: list[Cell], folder: Path, cache: Path) -> str:
     return ""
 
 
-def figure_missing(cell: Cell, run: Path) -> str:
+def figure_missing(cell, run):
     """Return why a cell finds no figure in a run, or "" if it finds one."""
     try:
         replace(cell.figure, domain="").read(run)  # two clients do not have all domains
@@ -153,9 +150,7 @@ def figure_missing(cell: Cell, run: Path) -> str:
 @pytest.mark.long
 @pytest.mark.usefixtures("_data")
 @pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)
-def test_every_row_and_every_column_runs(
-    path: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_every_row_and_every_column_runs(path, tmp_path, tmp_path_factory):
     """No run fails or loses a reply; unlike heads may be refused where the paper has no number."""
     cache = tmp_path_factory.getbasetemp() / "cache"
     table = read_table(path)

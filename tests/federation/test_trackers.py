@@ -9,20 +9,16 @@ import json
 import re
 import sqlite3
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from protofl_common.config.options import SettingsError
 from server_app.callbacks.trackers import UserCallback, accuracies, other_figures, tracker
 from tests.support.accidents import stop
-from tests.support.given import Patch
 from tests.support.harness import (
-    LocalGrid,
-    Outcome,
+    federate,
     refusal,
     run_config,
     run_federation,
@@ -36,43 +32,43 @@ SMALL = {"models": "cnn4", "train_samples": 20, "test_samples": 20, "run_name": 
 class Fake:
     """The functions of all three packages that are used, which note their calls."""
 
-    def __init__(self) -> None:
-        self.figures: dict[int, dict[str, float]] = {}
-        self.config: dict[str, Any] = {}
-        self.started: list[str] = []
+    def __init__(self):
+        self.figures = {}
+        self.config = {}
+        self.started = []
         self.ended = 0
 
-    def set_experiment(self, project: str) -> None: ...
+    def set_experiment(self, project): ...
 
-    def start_run(self, run_name: str) -> None:
+    def start_run(self, run_name):
         self.started.append(run_name)
 
-    def init(self, project: str, name: str, config: dict[str, Any]) -> Fake:
+    def init(self, project, name, config):
         self.log_params(config)
         self.start_run(name)
         return self
 
-    def log_params(self, config: dict[str, Any]) -> None:
+    def log_params(self, config):
         self.config = config
 
-    def log_metrics(self, figures: dict[str, float], step: int) -> None:
+    def log_metrics(self, figures, step):
         assert step >= max(self.figures, default=0)  # W&B drops what is of an earlier step
         self.figures.setdefault(step, {}).update(figures)
 
     log = log_metrics
 
-    def end_run(self) -> None:
+    def end_run(self):
         self.ended += 1
 
     finish = end_run
 
 
-def wanted(run: Outcome) -> dict[int, dict[str, float]]:
+def wanted(run):
     """Return round -> the figures that a tracker must get of it.
 
     Accuracies belong to the round after which they were measured, all else to the round itself.
     """
-    figures: dict[int, dict[str, float]] = {}
+    figures = {}
     for row in run.rows:
         figures.setdefault(row["evaluated-after-round"], {}).update(accuracies(row))
         if row["kind"] == "round":
@@ -81,13 +77,11 @@ def wanted(run: Outcome) -> dict[int, dict[str, float]]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_round_arrives_and_nothing_of_a_single_client(
-    name: str, tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_every_round_arrives_and_nothing_of_a_single_client(name, tmp_path, monkeypatch):
     """A resumed run sends all rows once more. Settings go without paths and names of sites."""
     fake = Fake()
     monkeypatch.setitem(sys.modules, name, fake)
-    run = run_federation(run_config(tmp_path, callback=name, **SMALL), clients=2)
+    run = federate(tmp_path, clients=2, callback=name, **SMALL)
 
     assert fake.figures == wanted(run)
     assert fake.started == ["one"]
@@ -107,7 +101,7 @@ def test_every_round_arrives_and_nothing_of_a_single_client(
             "backbones": "file:small:/own.json",
         }
     )
-    resumed: Any = SimpleNamespace(settings=settings, folder=Path("one"), rows=run.rows[:-1])
+    resumed = SimpleNamespace(settings=settings, folder=Path("one"), rows=run.rows[:-1])
     UserCallback(resumed).on_round(resumed, row=run.rows[-1], result=resumed)
 
     assert again.figures == fake.figures
@@ -115,31 +109,27 @@ def test_every_round_arrives_and_nothing_of_a_single_client(
     assert not re.search("runs/one|own.json", json.dumps(again.config))
 
 
-def test_an_unknown_tracker_is_refused_with_the_choices() -> None:
+def test_an_unknown_tracker_is_refused_with_the_choices():
     choices = "mlflow, tensorboard, trackio, wandb, or module:function"
     assert f"callback = 'comet': must be {choices}" in refusal({"callback": "comet"})
 
 
 @pytest.mark.parametrize("name", [*NAMES, "tensorboard"])
-def test_a_trackers_missing_package_is_one_line(
-    name: str, tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_a_trackers_missing_package_is_one_line(name, tmp_path, monkeypatch):
     """The run ends with that line before any client is asked."""
     package = "torch.utils.tensorboard" if name == "tensorboard" else name
     monkeypatch.setitem(sys.modules, package, None)
-    grids: list[LocalGrid] = []
+    grids = []
 
     with pytest.raises(SettingsError, match=re.escape(f"callback = '{name}': ")) as error:
-        run_federation(
-            run_config(tmp_path, callback=name, **SMALL), clients=2, on_grid=grids.append
-        )
+        federate(tmp_path, clients=2, on_grid=grids.append, callback=name, **SMALL)
 
     assert f"pip install 'protofl[{name}]'" in str(error.value)
     assert not grids[0].log
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_trackers_package_that_cannot_start_is_one_line(name: str, monkeypatch: Patch) -> None:
+def test_a_trackers_package_that_cannot_start_is_one_line(name, monkeypatch):
     monkeypatch.setitem(sys.modules, name, SimpleNamespace())
     with pytest.raises(SettingsError, match="it did not start"):
         tracker(name, Path("one"), {}, [])
@@ -147,9 +137,7 @@ def test_a_trackers_package_that_cannot_start_is_one_line(name: str, monkeypatch
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
-def test_the_real_trackers_store_every_rounds_mean(
-    name: str, tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_the_real_trackers_store_every_rounds_mean(name, tmp_path, monkeypatch):
     """The mean accuracy is found in the files that the package writes, without a network."""
     places = {
         "MLFLOW_TRACKING_URI": f"file:{tmp_path}/mlflow",
@@ -162,7 +150,7 @@ def test_the_real_trackers_store_every_rounds_mean(
         monkeypatch.setenv(variable, value)  # before the import, which reads it
     pytest.importorskip(name)
 
-    figures = wanted(run_federation(run_config(tmp_path, callback=name, **SMALL), clients=2))
+    figures = wanted(federate(tmp_path, clients=2, callback=name, **SMALL))
 
     # before the first round, and after each of two
     means = {number: figures[number]["accuracy/head/mean"] for number in range(3)}
@@ -189,7 +177,7 @@ def test_the_real_trackers_store_every_rounds_mean(
     assert found == pytest.approx(means)
 
 
-EVENTS: dict[str, Any] = {
+EVENTS = {
     **SMALL,
     "dataset": "digits",
     "partition": "iid",
@@ -201,7 +189,7 @@ EVENTS: dict[str, Any] = {
 }
 
 
-def scalars(outcome: Outcome) -> dict[str, dict[int, float]]:
+def scalars(outcome):
     """Return TensorBoard's figures: tag -> step -> value. No step may stand there twice."""
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     reader = accumulator.EventAccumulator(str(outcome.folder / "tensorboard"), {"scalars": 0})
@@ -214,7 +202,7 @@ def scalars(outcome: Outcome) -> dict[str, dict[int, float]]:
     return found
 
 
-def assert_complete(outcome: Outcome) -> None:
+def assert_complete(outcome):
     """TensorBoard's files have the figures of all rows.
 
     Rows are of rounds but for the last, the final evaluation, which has no losses.
@@ -230,7 +218,7 @@ def assert_complete(outcome: Outcome) -> None:
         wanted = {row["evaluated-after-round"]: row["metrics"][auc]["mean"] for row in rows}
         assert found[f"metric/{auc}"] == pytest.approx(wanted)
 
-    def each_round(value: Callable[[dict[str, Any]], float]) -> Any:
+    def each_round(value):
         return pytest.approx({row["round"]: value(row) for row in outcome.rows[:-1]})
 
     assert found["loss/total"] == each_round(lambda row: row["losses"]["total"])
@@ -241,7 +229,7 @@ def assert_complete(outcome: Outcome) -> None:
     assert found["server/margin"] == each_round(lambda row: row["server"]["margin"])
 
 
-def test_a_resumed_run_has_each_round_once_in_tensorboard(tmp_path: Path) -> None:
+def test_a_resumed_run_has_each_round_once_in_tensorboard(tmp_path):
     """The server dies in round 2 before its checkpoint, so that the round is made again."""
     pytest.importorskip("tensorboard")
     config = run_config(tmp_path, **EVENTS)

@@ -3,19 +3,13 @@
 import json
 from dataclasses import replace
 from html import unescape
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from flwr.app import MessageType
 
-from client_app.algorithms.base import ClientAlgorithm
 from client_app.app import evaluate_model
 from client_app.learning.evaluation import Evaluation
-from client_app.site.workshop import Workshop
-from client_app.trained_model import EvaluatedModel
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.models.trained import TrainedModel
@@ -24,21 +18,21 @@ from protofl_common.report.page import page
 from protofl_common.report.reading import RecordedRun
 from protofl_common.runs.folder import BEST, WEIGHTS
 from protofl_common.runs.over_clients import over_clients
-from protofl_common.tools.cli import main
 from protofl_common.tools.tables.figure import Figure
 from tests.support.accidents import Killed, on_message
-from tests.support.given import Patch, Printed
-from tests.support.harness import RUN_ID, Outcome, run_config, run_federation
+from tests.support.commands import exported, output
+from tests.support.harness import RUN_ID, federate, run_config, run_federation
+from tests.support.plain import assert_equal
 from tests.support.results import without_times
 
 
 @pytest.fixture(autouse=True)
-def _one_figure(monkeypatch: Patch) -> None:
+def _one_figure(monkeypatch):
     """Let a report have one figure: all take seconds a page, and `tests/unit/report` draws them."""
     monkeypatch.setattr("protofl_common.report.page.FIGURES", {"Accuracy": (charts.means,)})
 
 
-def north_and_south(folder: Path) -> dict[int, dict[str, Any]]:
+def north_and_south(folder):
     """Return node configs of two sites whose tables mark their test and validation samples."""
     own = {"dataset": "arrays", "classes": "0,1", "test-from": "official-own"}
     nodes = {}
@@ -49,13 +43,11 @@ def north_and_south(folder: Path) -> dict[int, dict[str, Any]]:
 
 
 SITES = ("north", "south")
-SMALL: dict[str, Any] = {"models": "mnist-cnn", "train_samples": 20, "test_samples": 20}
+SMALL = {"models": "mnist-cnn", "train_samples": 20, "test_samples": 20}
 
 
 @pytest.mark.parametrize("algo", ["fedproto", "fedrep"])
-def test_validation_figures_stand_beside_those_of_test_data(
-    algo: str, tmp_path: Path, capsys: Printed
-) -> None:
+def test_validation_figures_stand_beside_those_of_test_data(algo, tmp_path, capsys):
     """In the rows, the summary, what is printed, and the report.
 
     Each of three clients has 20 training samples, of which 30 % (6) are for validation.
@@ -71,7 +63,7 @@ def test_validation_figures_stand_beside_those_of_test_data(
     )
     outcome = run_federation(config, clients=3)
 
-    assert not any(outcome.summary["trouble"].values())
+    assert not outcome.trouble
 
     for row in outcome.rows:
         clients = row["clients"].values()
@@ -109,14 +101,14 @@ def test_validation_figures_stand_beside_those_of_test_data(
     assert "<td>head, validation</td>" in shown
 
 
-def test_clients_too_small_for_validation_are_told(tmp_path: Path, capsys: Printed) -> None:
+def test_clients_too_small_for_validation_are_told(tmp_path, capsys):
     """South's table marks no validation samples; figures on validation data are those of north."""
     rows = ["label,split,x", *(f"{i % 2},train,{i}" for i in range(8)), "0,test,1", "1,test,2"]
     (tmp_path / "south.csv").write_text("\n".join(rows))
     (tmp_path / "north.csv").write_text("\n".join([*rows, "1,validation,3", "0,validation,4"]))
     own = {"dataset": "arrays", "partition": "own", "models": "table3", "num_clients": 2}
 
-    outcome = run_federation(run_config(tmp_path, **own, rounds=1), nodes=north_and_south(tmp_path))
+    outcome = federate(tmp_path, nodes=north_and_south(tmp_path), **own, rounds=1)
 
     printed = capsys.readouterr().out
     training = "22 found · 16 for training (train-samples = 30 a client)"
@@ -130,7 +122,7 @@ def test_clients_too_small_for_validation_are_told(tmp_path: Path, capsys: Print
     assert outcome.summary["best-accuracy"]["head"]["chosen-on"] == "validation"
 
 
-def planted_config(folder: Path, **settings: Any) -> dict[str, Any]:
+def planted_config(folder, **settings):
     """Write the tables of two sites, and return the settings of a run on them.
 
     Validation samples have the label of the other class, so the better a model is on test data,
@@ -162,12 +154,12 @@ def planted_config(folder: Path, **settings: Any) -> dict[str, Any]:
     return run_config(folder, **small | settings)
 
 
-def run_planted(folder: Path, **settings: Any) -> Outcome:
+def run_planted(folder, **settings):
     """Run on the tables of `planted_config` at both sites."""
     return run_federation(planted_config(folder, **settings), nodes=north_and_south(folder))
 
 
-def best_of_run(outcome: Outcome, where: str) -> int:
+def best_of_run(outcome, where):
     """Return after which round the mean accuracy of the clients was highest, the first of several.
 
     ``where`` is ``accuracy`` (on test data) or ``validation``. Row 0 is evaluated before training.
@@ -176,15 +168,10 @@ def best_of_run(outcome: Outcome, where: str) -> int:
     return means.index(max(means))
 
 
-def kept(folder: Path, site: str = "north", file_name: str = BEST) -> TrainedModel:
+def kept(folder, site="north", file_name=BEST):
     """Return the best model that a site has kept of its only run, or another that it has stored."""
     (file,) = folder.glob(f"{site}/mine-*/clients/{site}/{file_name}")
     return TrainedModel.read(file)
-
-
-def assert_same_weights(found: TrainedModel, wanted: TrainedModel) -> None:
-    for name, value in wanted.weights.items():
-        assert torch.equal(found.weights[name], value), name
 
 
 PLANTED = (3, 2, 9, 4, 4, 4, 9, 4)
@@ -195,16 +182,14 @@ The first highest is that of the third evaluation, after two rounds.
 
 
 @pytest.mark.parametrize(("algo", "scripted"), [("fedavg", ()), ("fedproto", PLANTED)])
-def test_validation_data_decide(
-    algo: str, scripted: tuple[int, ...], tmp_path: Path, monkeypatch: Patch, capsys: Printed
-) -> None:
+def test_validation_data_decide(algo, scripted, tmp_path, monkeypatch, capsys):
     """They decide which round is best, when a run stops early, and which model is kept.
 
     For FedAvg the data are such that test data would choose another round. For FedProto the numbers
     of right predictions on validation data are made up, `PLANTED`.
     """
 
-    def evaluate_as_planted(work: Workshop, algorithm: ClientAlgorithm[Any]) -> EvaluatedModel:
+    def evaluate_as_planted(work, algorithm):
         correct = {}
         if len(work.validation_set):
             correct["head"] = scripted[algorithm.round - 1]
@@ -230,7 +215,7 @@ def test_validation_data_decide(
     stopped = run_planted(tmp_path / "stopped", algo=algo, early_stopping=2)
     last = best + 3
 
-    assert [row["round"] for row in stopped.rows] == [*range(1, last + 1), last]
+    assert stopped.per_row("round") == [*range(1, last + 1), last]
     assert stopped.rows[-1]["evaluated-after-round"] == last
     assert without_times(stopped.rows[:-1]) == without_times(whole.rows[:last])
     assert stopped.summary["rounds"] == last
@@ -252,13 +237,11 @@ def test_validation_data_decide(
         until = run_planted(tmp_path / "until", algo=algo, rounds=best)
         assert until.rows[-1]["evaluated-after-round"] == best
         last_model = kept(tmp_path / "until", file_name=WEIGHTS)
-        assert_same_weights(last_model, kept(tmp_path / "whole"))
+        assert_equal(last_model.weights, kept(tmp_path / "whole").weights)
 
 
 @pytest.mark.parametrize(("kind", "number"), [(MessageType.TRAIN, 2), (MessageType.EVALUATE, None)])
-def test_early_stopping_and_the_kept_model_survive_a_stop(
-    kind: str, number: int | None, tmp_path: Path
-) -> None:
+def test_early_stopping_and_the_kept_model_survive_a_stop(kind, number, tmp_path):
     """The server is killed in the second round, or in the final evaluation."""
     wanted = run_planted(tmp_path / "whole", early_stopping=2)
     config = planted_config(tmp_path / "stopped", early_stopping=2)
@@ -273,19 +256,17 @@ def test_early_stopping_and_the_kept_model_survive_a_stop(
     assert without_times(found.rows) == without_times(wanted.rows)
     assert found.summary["best-round"] == wanted.summary["best-round"]
     assert kept(tmp_path / "stopped").card == kept(tmp_path / "whole").card
-    assert_same_weights(kept(tmp_path / "whole"), kept(tmp_path / "stopped"))
+    assert_equal(kept(tmp_path / "whole").weights, kept(tmp_path / "stopped").weights)
 
 
-def test_keeping_the_best_model_changes_nothing_and_needs_no_validation_data(
-    tmp_path: Path, capsys: Printed
-) -> None:
+def test_keeping_the_best_model_changes_nothing_and_needs_no_validation_data(tmp_path, capsys):
     """Without validation data the best model is chosen on test data.
 
     The run, its report and the exported model say so.
     """
     learn = SMALL | {"algo": "fedrep", "rounds": 3}
-    plain = run_federation(run_config(tmp_path / "plain", **learn), clients=2)
-    keeping = run_federation(run_config(tmp_path / "keep", **learn, keep_best=True), clients=2)
+    plain = federate(tmp_path / "plain", clients=2, **learn)
+    keeping = federate(tmp_path / "keep", clients=2, **learn, keep_best=True)
 
     assert without_times(plain.rows) == without_times(keeping.rows)
     for best in plain.summary["best-accuracy"].values():
@@ -298,10 +279,7 @@ def test_keeping_the_best_model_changes_nothing_and_needs_no_validation_data(
     assert best == {"metric": "head", "after": best_of_run(keeping, "accuracy"), "on": "test"}
     assert not list(plain.folder.glob(f"clients/*/{BEST}"))
 
-    model = tmp_path / "model"
-    export = ("--site", "site-1", "--best")
-
-    assert main(["export", str(keeping.folder), *export, "--out", str(model)]) == 0
+    model = exported(keeping.folder, tmp_path / "model", "site-1", "--best")
 
     chosen = f"after round {best['after']}, chosen as the best on test data"
     assert chosen in capsys.readouterr().out
@@ -311,8 +289,8 @@ def test_keeping_the_best_model_changes_nothing_and_needs_no_validation_data(
     assert "What was chosen on test data makes these figures a little too high." in about
     assert json.loads((model / "model.json").read_text())["chosen-on"] == "test"
 
-    assert main(["export", str(plain.folder), *export]) == 1
-    assert "clients keep them with keep-best = true" in capsys.readouterr().err
+    refused = output(capsys, "export", plain.folder, "--site", "site-1", "--best", status=1).err
+    assert "clients keep them with keep-best = true" in refused
 
 
 @pytest.mark.parametrize(("settings", "reason"), [
@@ -333,17 +311,15 @@ def test_keeping_the_best_model_changes_nothing_and_needs_no_validation_data(
      "(min-class-samples)"),
 ])  # fmt: skip
 def test_settings_of_early_stopping_and_validation_that_cannot_be_are_refused(
-    settings: dict[str, Any], reason: str, tmp_path: Path
-) -> None:
+    settings, reason, tmp_path
+):
     with pytest.raises(SettingsError) as error:
-        run_federation(run_config(tmp_path, **SMALL, **settings), clients=2)
+        federate(tmp_path, clients=2, **SMALL, **settings)
     assert reason in str(error.value)
 
 
 @pytest.mark.parametrize("secagg", [False, True])
-def test_a_metric_that_validation_data_never_give_cannot_end_a_run(
-    secagg: bool, tmp_path: Path
-) -> None:
+def test_a_metric_that_validation_data_never_give_cannot_end_a_run(secagg, tmp_path):
     """All validation samples are of class 1, so they have no AUC: early-stopping is refused."""
     parts = ("train,0", "train,1", "test,0", "test,1", "validation,1")
     lines = ["client,split,label,x"]
@@ -372,15 +348,13 @@ def test_a_metric_that_validation_data_never_give_cannot_end_a_run(
         run_federation(config, clients=3)
 
 
-def test_a_round_without_an_evaluation_does_not_say_that_a_figure_is_missing(
-    tmp_path: Path,
-) -> None:
+def test_a_round_without_an_evaluation_does_not_say_that_a_figure_is_missing(tmp_path):
     """A run does not end because its first rounds lack the figure of early-stopping-metric.
 
     In the first round there are no prototypes to predict with, and in the second no evaluation.
     """
     settings = SMALL | {"rounds": 3, "early_stopping_metric": "prototype", "evaluate_every": 3}
-    best = run_federation(run_config(tmp_path, **settings), clients=2).summary["best-round"]
+    best = federate(tmp_path, clients=2, **settings).summary["best-round"]
 
     assert best is not None
     assert best["metric"] == "prototype"
@@ -388,12 +362,12 @@ def test_a_round_without_an_evaluation_does_not_say_that_a_figure_is_missing(
 
 @pytest.mark.long
 @pytest.mark.parametrize("algo", CATALOG)
-def test_every_algorithm_stops_early_and_keeps_its_best_model(algo: str, tmp_path: Path) -> None:
+def test_every_algorithm_stops_early_and_keeps_its_best_model(algo, tmp_path):
     """With a learning rate of next to nothing the next round is no better, and the run stops.
 
     Where the server trains, it may go on.
     """
-    settings: dict[str, Any] = SMALL | {
+    settings = SMALL | {
         "algo": algo,
         "validation_fraction": 0.3,
         "early_stopping": 1,
@@ -404,9 +378,9 @@ def test_every_algorithm_stops_early_and_keeps_its_best_model(algo: str, tmp_pat
     if algo == "protofed":
         settings["protofed__prototypes"] = "every-round"
 
-    outcome = run_federation(run_config(tmp_path, **settings), clients=3)
+    outcome = federate(tmp_path, clients=3, **settings)
 
-    assert not any(outcome.summary["trouble"].values())
+    assert not outcome.trouble
 
     best = outcome.summary["best-round"]
     assert best["on"] == "validation"
@@ -417,7 +391,7 @@ def test_every_algorithm_stops_early_and_keeps_its_best_model(algo: str, tmp_pat
     assert [model.card.round for model in models] == [best["after"]] * 3
 
 
-def uneven(folder: Path, counts: tuple[int, int], nodes: Any = None, **settings: Any) -> Outcome:
+def uneven(folder, counts, nodes=None, **settings):
     """Make a run of one round of FedProto on a table with so many samples of two classes."""
     file = folder / "data.npz"
     labels = np.repeat([0, 1], counts)
@@ -430,13 +404,10 @@ def uneven(folder: Path, counts: tuple[int, int], nodes: Any = None, **settings:
         "partition": "iid",
         "models": "mlp-1",
     }
-    config = run_config(folder, algo="fedproto", rounds=1, **data | settings)
-    return run_federation(config, clients=3, nodes=nodes)
+    return federate(folder, clients=3, nodes=nodes, algo="fedproto", rounds=1, **data | settings)
 
 
-def test_balanced_accuracy_stands_everywhere(
-    tmp_path: Path, capsys: Printed, monkeypatch: Patch
-) -> None:
+def test_balanced_accuracy_stands_everywhere(tmp_path, capsys, monkeypatch):
     """Where one class has more than twice the samples of another, it is measured unasked.
 
     It stands in the rows, in what is printed and in the report.
@@ -461,14 +432,12 @@ def test_balanced_accuracy_stands_everywhere(
 @pytest.mark.parametrize(
     ("most", "settings"), [(120, {}), (130, {"secagg": True}), (130, {"dp": "sample"})]
 )
-def test_even_or_hidden_classes_have_no_balanced_accuracy(
-    most: int, settings: dict[str, Any], tmp_path: Path
-) -> None:
+def test_even_or_hidden_classes_have_no_balanced_accuracy(most, settings, tmp_path):
     """Not with 120 samples beside 60, nor where protections hide how many there are of each."""
     assert not uneven(tmp_path, (most, 60), **settings).summary["metrics"]
 
 
-def test_no_site_with_an_operator_sends_balanced_accuracy_unasked(tmp_path: Path) -> None:
+def test_no_site_with_an_operator_sends_balanced_accuracy_unasked(tmp_path):
     own = {"dataset": "arrays", "data-dir": str(tmp_path / "data.npz"), "classes": "a,b"}
     nodes = {1000 + n: {"site-name": f"site-{n}", "arch": "mlp-1", **own} for n in range(2)}
     assert not uneven(tmp_path, (130, 60), nodes, partition="own", num_clients=2).summary["metrics"]

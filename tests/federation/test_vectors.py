@@ -1,9 +1,5 @@
 """Vectors of a foundation model that sites have run themselves, in the place of a backbone."""
 
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -15,11 +11,11 @@ from protofl_common.models.trained import TrainedModel
 from protofl_common.tools.cli import main
 from protofl_common.tools.inference import Predictor
 from protofl_common.tools.site.approvals import describe_run
-from tests.support.harness import CACHE, Outcome, refusal, run_config, run_federation, settings_of
+from tests.support.harness import CACHE, federate, refusal, settings_of
 from tests.support.sites import NAMES
 
 BACKBONE = "glyphs"
-PROTECTIONS: dict[str, dict[str, Any]] = {
+PROTECTIONS = {
     "alone": {"gaussian__revocable": True},
     "summed": {"secagg": True},
 }
@@ -28,7 +24,7 @@ PROTECTIONS: dict[str, dict[str, Any]] = {
 class Sites:
     """Three sites, each with images and with the vectors that the backbone makes of them."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         self.folder = folder
         scans = load_digits()
         # 540 images, 180 for each site, of pixels from 0 to 16 that become 0 to 255
@@ -40,7 +36,7 @@ class Sites:
             np.savez(folder / f"{name}-images.npz", inputs=self.images[rows], labels=labels)
             np.savez(folder / f"{name}-vectors.npz", inputs=self.vectors[rows], labels=labels)
 
-    def run(self, kind: str, names: Sequence[str] = NAMES, **settings: Any) -> Outcome:
+    def run(self, kind, names=NAMES, **settings):
         """Run on the sites' data of this ``kind``: ``images`` or ``vectors``."""
         nodes = {}
         for number, name in enumerate(names, 1):
@@ -55,20 +51,20 @@ class Sites:
         small = {"partition": "own", "num_clients": len(names), "rounds": 1, "liars": 0}
         small |= {"train_samples": 0, "image_size": 0}
         small["backbones"] = "none" if kind == "vectors" else BACKBONE
-        return run_federation(run_config(self.folder / kind, **small | settings), nodes=nodes)
+        return federate(self.folder / kind, nodes=nodes, **small | settings)
 
-    def models(self, kind: str) -> list[TrainedModel]:
+    def models(self, kind):
         """Return the models that the sites have after runs on data of this kind."""
         files = sorted((self.folder / kind).rglob("model.safetensors"))
         return [TrainedModel.read(file) for file in files]
 
 
 @pytest.fixture
-def sites(tmp_path: Path) -> Sites:
+def sites(tmp_path):
     return Sites(tmp_path)
 
 
-def assert_same_models(sites: Sites) -> None:
+def assert_same_models(sites):
     """Models of the features of images and of vectors are equal, to 10⁻⁶ of the largest number."""
     of_images = sites.models("images")
     of_vectors = sites.models("vectors")
@@ -80,14 +76,14 @@ def assert_same_models(sites: Sites) -> None:
             torch.testing.assert_close(found.weights[name], value, rtol=0, atol=tolerance)
 
 
-def moments_in(run: Path) -> dict[str, torch.Tensor]:
+def moments_in(run):
     """Return the merged moments in the checkpoint after the only round of a run."""
     state = load_file(run / "checkpoints" / "000001.safetensors")
     return {name: value for name, value in state.items() if name.startswith("moments/")}
 
 
 @pytest.mark.parametrize("protection", PROTECTIONS)
-def test_the_gaussian_head_of_vectors_is_that_of_the_images(protection: str, sites: Sites) -> None:
+def test_the_gaussian_head_of_vectors_is_that_of_the_images(protection, sites):
     """The models are equal, and predict the same of images as of their vectors."""
     settings = {"algo": "gaussian", **PROTECTIONS[protection]}
     sites.run("images", **settings)
@@ -103,13 +99,13 @@ def test_the_gaussian_head_of_vectors_is_that_of_the_images(protection: str, sit
     assert predicted[0] == predicted[1]
 
 
-def test_mpft_of_vectors_is_that_of_the_images(sites: Sites) -> None:
+def test_mpft_of_vectors_is_that_of_the_images(sites):
     sites.run("images", algo="mpft")
     sites.run("vectors", algo="mpft")
     assert_same_models(sites)
 
 
-def test_vectors_have_noise_of_a_known_length(sites: Sites) -> None:
+def test_vectors_have_noise_of_a_known_length(sites):
     """Under dp vectors are neither shifted nor scaled, but cut to the length dp-feature-clip.
 
     A mean or a deviation would be fitted on the samples. Of ten classes a tenth is right by chance.
@@ -122,7 +118,7 @@ def test_vectors_have_noise_of_a_known_length(sites: Sites) -> None:
     assert outcome.summary["accuracy"]["head"]["mean"] > 0.2
 
 
-def test_a_site_takes_its_vectors_back(sites: Sites) -> None:
+def test_a_site_takes_its_vectors_back(sites):
     """Once east is forgotten, the moments left equal those of the other two sites' images.
 
     Each site's vectors are features of its images.
@@ -138,7 +134,7 @@ def test_a_site_takes_its_vectors_back(sites: Sites) -> None:
         torch.testing.assert_close(left[name], value, rtol=0, atol=tolerance)
 
 
-def test_a_request_says_that_moments_of_vectors_leave() -> None:
+def test_a_request_says_that_moments_of_vectors_leave():
     """What operators read names vectors; settings that would change these are refused."""
     for algo, sent in {
         "gaussian": "class moments of your vectors",
@@ -150,8 +146,7 @@ def test_a_request_says_that_moments_of_vectors_leave() -> None:
     assert "standardise = 'client': vectors are taken as they are" in said
 
 
-def test_images_are_no_vectors(sites: Sites) -> None:
-    config = run_config(sites.folder, algo="gaussian", backbones="none", image_size=16)
+def test_images_are_no_vectors(sites):
     with pytest.raises(Exception, match="gaussian then takes vectors of features") as refused:
-        run_federation(config, clients=3)
+        federate(sites.folder, clients=3, algo="gaussian", backbones="none", image_size=16)
     assert "choose auto, or name backbones, for images" in str(refused.value)

@@ -1,26 +1,22 @@
 """Privacy on the wire: every byte that a client sends belongs to what its algorithm declares.
 
-In an in-process federation every reply is serialised as Flower does it. The declared values alone
-are then read from the bytes with NumPy, and written anew with Flower's protobuf classes: both must
-be the same, byte for byte. So there is no further record, field, or padding. What the values are is
-checked too: prototypes are the class means (cluster means) of the model that the client keeps, and
-none is the feature of a single sample.
+In an in-process federation every reply is serialised as Flower does it, then read and written anew.
+Both must be the same, byte for byte, and have only what is declared: there is no further record,
+field, or padding. What the values are is checked too: prototypes are the class means (cluster
+means) of the model that the client keeps, and none is the feature of a single sample.
 """
 
 import json
-from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
 import torch
 from flwr.app import Message, MessageType, RecordDict
-from flwr.common.serde import recorddict_to_proto
 from flwr.proto import recorddict_pb2 as proto
 from safetensors.torch import load_file
 
@@ -31,22 +27,20 @@ from client_app.introduction import card_of
 from client_app.protections import secure_sum
 from client_app.site.record import StateError
 from protofl_common.backbones.load import BackboneError
-from protofl_common.config.options import SettingsError
 from protofl_common.data import DataError
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.runs.folder import RunFolder
 from protofl_common.wire.records import NEXT_SUM
 from protofl_common.wire.refusal import Refusal, pack_refusal
-from tests.support.anew import RECORDS, arrays_anew, bytes_of, read_anew
-from tests.support.attacks import Change, card_with, values_of
-from tests.support.declaration import Declared
-from tests.support.declared import DECLARED, SITE
-from tests.support.given import Patch, Printed
+from tests.support.anew import RECORDS, bytes_of, read_anew, values_in
+from tests.support.attacks import card_with, values_of
+from tests.support.declared import DECLARED
 from tests.support.harness import (
     LocalGrid,
-    Outcome,
     client_of,
+    failures_in,
+    federate,
     rows_without_a_reply,
     run_config,
     run_federation,
@@ -57,7 +51,7 @@ from tests.support.sites import real_sites
 CLIENTS, ROUNDS = 3, 2
 
 
-def small_config(folder: Path, algo: str, **settings: Any) -> dict[str, Any]:
+def small_config(folder, algo, **settings):
     """Return the settings of clients with five classes each, and at least three samples of each."""
     data = {
         "dataset": "digits",
@@ -68,28 +62,29 @@ def small_config(folder: Path, algo: str, **settings: Any) -> dict[str, Any]:
     return run_config(folder, **{"algo": algo, "rounds": ROUNDS} | data | settings)
 
 
-def real_nodes(folder: Path, **node: Any) -> dict[int, dict[str, Any]]:
+def real_nodes(folder, **node):
     """Return node configs of sites with operators; each has a folder of its own for its state."""
     return real_sites(CLIENTS, folder / "private-disk", **{"data-dir": "/srv/ours"} | node)
 
 
-def federation(folder: Path, algo: str, **settings: Any) -> Outcome:
+def federation(folder, algo, **settings):
     """Make a run of three sites, each with a folder of its own for its state."""
     return run_federation(small_config(folder, algo, **settings), nodes=real_nodes(folder))
 
 
 State = dict[str, torch.Tensor]
-Arrays = dict[str, np.ndarray]
-MODULES: dict[str, dict[str, State]] = {}
+
+
+MODULES = {}
 """Site -> its modules (its model, and what it sends) as they were when it last packed its state."""
 
 
 @pytest.fixture(autouse=True)
-def _modules_are_noted(monkeypatch: Patch) -> None:
+def _modules_are_noted(monkeypatch):
     """Fill `MODULES` during each test: a client packs its state last after its upload is made."""
     packed_state = ClientAlgorithm.packed_state
 
-    def noted(self: ClientAlgorithm[Any]) -> State:
+    def noted(self):
         declared = DECLARED[self.settings.run.algo]
         names = {"model", declared.of, declared.own, *declared.beside.values()}
         modules = {name: getattr(self, name).state_dict() for name in names}
@@ -105,7 +100,7 @@ def _modules_are_noted(monkeypatch: Patch) -> None:
 # -- what is read from a reply, and what a client has ---------------------------------------------
 
 
-def assert_only_declared(algo: str, kind: str, number: int, text: bytes) -> dict[str, Arrays]:
+def assert_only_declared(algo, kind, number, text):
     """Check that a reply of a run without protections has all that its algorithm declares.
 
     It must have nothing else. ``text`` are the bytes of the reply in round ``number``. Return the
@@ -129,7 +124,7 @@ def assert_only_declared(algo: str, kind: str, number: int, text: bytes) -> dict
     return arrays
 
 
-def assert_no_local_paths(outcome: Outcome, folder: Path, text: bytes) -> None:
+def assert_no_local_paths(outcome, folder, text):
     """A reply has neither the folders that a client uses, nor anything like a path in a text."""
     cache = outcome.grid.run_config["cache-dir"]
     for place in (folder, Path.home(), Path.cwd(), cache, "private-disk", "/srv/ours"):
@@ -141,7 +136,7 @@ def assert_no_local_paths(outcome: Outcome, folder: Path, text: bytes) -> None:
                 assert "\\" not in word, "a path"
 
 
-def assert_stored_as_declared(state_dir: Path, declared: Declared, modules: Any) -> None:
+def assert_stored_as_declared(state_dir, declared, modules):
     """A client stores its own model and what its algorithm keeps, and not what is averaged."""
     files = list(state_dir.rglob("0*.safetensors"))  # states are named by their round: 000002-…
     keeps_anything = declared.keeps_model or bool(declared.keeps)
@@ -172,7 +167,7 @@ class Own:
     """The weights that it may send."""
 
 
-def own_of(outcome: Outcome, algo: str, index: int) -> Own:
+def own_of(outcome, algo, index):
     """Return what the client ``index`` has after a run; check on the way what it has stored."""
     declared = DECLARED[algo]
     node = outcome.grid.nodes[1000 + index]
@@ -203,7 +198,7 @@ def own_of(outcome: Outcome, algo: str, index: int) -> Own:
 # -- what the values are --------------------------------------------------------------------------
 
 
-def assert_means(arrays: Arrays, own: Own, algo: str) -> None:
+def assert_means(arrays, own, algo):
     """They are means over several samples of one class each; never the feature of one."""
     labels = arrays["labels"].tolist()
     means = arrays["means"].astype(np.float64)
@@ -223,7 +218,7 @@ def assert_means(arrays: Arrays, own: Own, algo: str) -> None:
         assert arrays["counts"].tolist() == counts
 
 
-def assert_outputs(arrays: Arrays, own: Own) -> None:
+def assert_outputs(arrays, own):
     """Outputs are shares that sum to 1; that they are means, their algorithm's own script proves.
 
     They are means over all steps of the training, so the last model does not give them.
@@ -232,7 +227,7 @@ def assert_outputs(arrays: Arrays, own: Own) -> None:
     np.testing.assert_allclose(arrays["means"].sum(axis=1), 1, atol=1e-3)
 
 
-def assert_layer(arrays: Arrays, name: str, module: State) -> None:
+def assert_layer(arrays, name, module):
     """The arrays are a module's layer of this name, or all of a module without such a layer."""
     of_layer = {key for key in module if key.startswith(f"{name}.")}
     keys = of_layer or set(module)
@@ -242,7 +237,7 @@ def assert_layer(arrays: Arrays, name: str, module: State) -> None:
         assert np.array_equal(arrays[key], module[key].numpy())
 
 
-def assert_weights(arrays: Arrays, own: Own, since: State | None) -> None:
+def assert_weights(arrays, own, since):
     """They are the weights that may leave, or their changes since the round began."""
     if since is None:
         assert set(arrays) == set(own.leaving)
@@ -252,7 +247,7 @@ def assert_weights(arrays: Arrays, own: Own, since: State | None) -> None:
         assert_changes(arrays, own.leaving, since)
 
 
-def assert_changes(arrays: Arrays, after: State, before: State) -> None:
+def assert_changes(arrays, after, before):
     """Changes of weights travel whole, or as two factors of a matrix of lower rank.
 
     The singular values that these leave out have 5 % of the sum of squares at most.
@@ -271,7 +266,7 @@ def assert_changes(arrays: Arrays, after: State, before: State) -> None:
     assert not unread, "an undeclared array"
 
 
-def assert_last_upload(arrays: dict[str, Arrays], outcome: Outcome, algo: str, index: int) -> None:
+def assert_last_upload(arrays, outcome, algo, index):
     """Every array of the last round comes from what the client has."""
     own = own_of(outcome, algo, index)
     modules = MODULES[f"site-{index}"]
@@ -289,7 +284,7 @@ def assert_last_upload(arrays: dict[str, Arrays], outcome: Outcome, algo: str, i
         assert_weights(arrays["weights"], own, modules.get("since"))
 
 
-def assert_private(outcome: Outcome, folder: Path, algo: str) -> None:
+def assert_private(outcome, folder, algo):
     """Every reply of a run has what its algorithm declares, no more, and no path.
 
     In the last round every array must come from what the client has.
@@ -309,7 +304,7 @@ def assert_private(outcome: Outcome, folder: Path, algo: str) -> None:
 
 
 @pytest.mark.parametrize("algo", DECLARED)
-def test_every_byte_of_every_reply_is_declared(algo: str, tmp_path: Path) -> None:
+def test_every_byte_of_every_reply_is_declared(algo, tmp_path):
     assert_private(federation(tmp_path, algo), tmp_path, algo)
 
 
@@ -317,10 +312,10 @@ def test_every_byte_of_every_reply_is_declared(algo: str, tmp_path: Path) -> Non
 
 FOUND_BY_READING = {
     (MessageType.QUERY, "a field more"): "an undeclared field",
-    (MessageType.TRAIN, "features beside the prototypes"): "bytes beyond the declared values",
+    (MessageType.TRAIN, "features beside the prototypes"): "an undeclared record",
     (MessageType.TRAIN, "features among the prototypes"): "an undeclared array",
     (MessageType.TRAIN, "bytes after an array"): "bytes beyond the shape",
-    (MessageType.TRAIN, "an undeclared text"): "bytes beyond the declared values",
+    (MessageType.TRAIN, "an undeclared text"): "an undeclared record",
     (MessageType.TRAIN, "an undeclared number"): "an undeclared number losses.feature",
     (MessageType.TRAIN, "a list in place of a number"): "not a single number",
 }
@@ -328,11 +323,11 @@ FOUND_BY_READING = {
 
 
 @pytest.fixture(scope="module")
-def honest(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+def honest(tmp_path_factory):
     return federation(tmp_path_factory.mktemp("honest"), "fedproto")
 
 
-def assert_found_out(honest: Outcome, kind: str, change: Change, found: str, folder: Path) -> None:
+def assert_found_out(honest, kind, change, found, folder):
     """`assert_private` fails for an honest run's reply with this change, and says ``found``."""
     message, reply = honest.exchanged(kind)[0]
     sent = change(message, Message(deepcopy(reply.content), reply_to=message))
@@ -342,24 +337,22 @@ def assert_found_out(honest: Outcome, kind: str, change: Change, found: str, fol
 
 
 @pytest.mark.parametrize(("kind", "attack"), FOUND_BY_READING)
-def test_a_client_that_sends_more_is_found_out(
-    kind: str, attack: str, honest: Outcome, tmp_path: Path
-) -> None:
+def test_a_client_that_sends_more_is_found_out(kind, attack, honest, tmp_path):
     """`assert_private` can fail. The server refuses such a client, too (`test_hostile.py`)."""
     change, _ = ATTACKS[kind][attack]
     assert_found_out(honest, kind, change, FOUND_BY_READING[kind, attack], tmp_path)
 
 
-def test_a_path_in_an_introduction_is_found_out(honest: Outcome, tmp_path: Path) -> None:
+def test_a_path_in_an_introduction_is_found_out(honest, tmp_path):
     change = card_with(domain="/srv/scans")
     assert_found_out(honest, MessageType.QUERY, change, "a path", tmp_path)
 
 
-def test_a_sample_in_place_of_a_mean_is_found_out(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_a_sample_in_place_of_a_mean_is_found_out(tmp_path, monkeypatch):
     """`assert_private` fails for a run whose clients send one feature as a prototype."""
     local_prototypes = ClientAlgorithm.local_prototypes
 
-    def with_a_sample(self: ClientAlgorithm[Any]) -> Prototypes:
+    def with_a_sample(self):
         """Return prototypes of which the first is the feature of one sample of its class."""
         true = local_prototypes(self)
         samples = self.client.train_set.inputs[self.client.train_set.labels == true.labels[0]]
@@ -376,7 +369,7 @@ def test_a_sample_in_place_of_a_mean_is_found_out(tmp_path: Path, monkeypatch: P
 
 # -- every byte of every record under every protection is declared, too ---------------------------
 
-ASKED: dict[str, dict[str, Any]] = {  # what a run asks for -> its settings
+ASKED = {  # what a run asks for -> its settings
     "nothing": {"keep_best": True, "baselines": "local"},
     "validation": {"validation_fraction": 0.3, "metrics": "auc,recall", "min_class_samples": 3},
     "masks, an early end": {
@@ -393,23 +386,23 @@ METRICS = ("auc", *(f"recall/{label}" for label in range(10)))
 
 
 @pytest.fixture(scope="module")
-def asked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
+def asked(tmp_path_factory):
     """Make the runs of `ASKED` with FedProto: together they ask for all that a client may tell."""
     small = {"models": "mlp-1", "feature_dim": 16, "test_samples": 20}
     outcomes = {}
     for name, settings in ASKED.items():
         outcome = federation(tmp_path_factory.mktemp("asked"), "fedproto", **small | settings)
-        assert not any(outcome.summary["trouble"].values())
+        assert not outcome.trouble
         outcomes[name] = outcome
     return outcomes
 
 
-def test_every_record_that_a_client_can_send_is_read(asked: dict[str, Outcome]) -> None:
+def test_every_record_that_a_client_can_send_is_read(asked):
     """Runs with all protections have every kind of message and every record, and no other.
 
     So a new handler, record or number fails here, or in its algorithm's test, until it is declared.
     """
-    seen: dict[str, set[str]] = {}
+    seen = {}
     for outcome in asked.values():
         for message, reply in outcome.grid.log:
             kind = message.metadata.message_type
@@ -434,8 +427,8 @@ def test_every_record_that_a_client_can_send_is_read(asked: dict[str, Outcome]) 
     ],
 )
 def test_under_differential_privacy_replies_tell_no_losses_and_no_classes(
-    what: str, present: list[int], uploaded: set[str], asked: dict[str, Outcome]
-) -> None:
+    what, present, uploaded, asked
+):
     """An introduction names all classes, or none with secure aggregation; ledgers are by sample."""
     for message, reply in asked[what].grid.log:
         kind = message.metadata.message_type
@@ -461,7 +454,7 @@ def test_under_differential_privacy_replies_tell_no_losses_and_no_classes(
             assert unit == "sample"
 
 
-def sent_means(outcome: Outcome) -> np.ndarray:
+def sent_means(outcome):
     """Return all numbers of all prototypes that were sent in a run."""
     numbers = []
     for _, reply in outcome.grid.log:
@@ -470,9 +463,7 @@ def sent_means(outcome: Outcome) -> np.ndarray:
     return np.concatenate(numbers)
 
 
-def test_class_means_under_differential_privacy_are_not_the_true_ones(
-    asked: dict[str, Outcome],
-) -> None:
+def test_class_means_under_differential_privacy_are_not_the_true_ones(asked):
     """With 40 samples even an ε of 50 leaves much noise in every number of a prototype."""
     true = sent_means(asked["nothing"])
     noisy = sent_means(asked["noise"])
@@ -485,7 +476,7 @@ def test_class_means_under_differential_privacy_are_not_the_true_ones(
 # -- errors ---------------------------------------------------------------------------------------
 
 SECRET = "cannot read 0.25 0.75 of tumour in /srv/scans/a.png"
-SAID: dict[Callable[[str], Exception], str] = {
+SAID = {
     OSError: "an unexpected error",
     KeyError: "an unexpected error",
     DataError: "its data cannot be read or divided as the run asks",
@@ -495,9 +486,7 @@ SAID: dict[Callable[[str], Exception], str] = {
 
 
 @pytest.mark.parametrize("kind", RECORDS)
-def test_an_error_says_its_kind_and_nothing_of_the_data(
-    kind: str, tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_an_error_says_its_kind_and_nothing_of_the_data(kind, tmp_path, monkeypatch):
     """Whatever fails, in whatever part of a round, at a site with an operator."""
     # the checkout's own state-dir would count the refusals of all tests of a day
     node = {"site-name": "north", "state-dir": str(tmp_path)}
@@ -512,9 +501,7 @@ def test_an_error_says_its_kind_and_nothing_of_the_data(
         assert reply.error.reason == pack_refusal(Refusal(line, site=name))
 
 
-def test_an_error_names_no_file_of_a_site_and_no_folder(
-    tmp_path: Path, monkeypatch: Patch, capsys: Printed
-) -> None:
+def test_an_error_names_no_file_of_a_site_and_no_folder(tmp_path, monkeypatch, capsys):
     """An error of training quotes two paths: a site tells the server its kind alone.
 
     A simulated client shortens paths to file names. The log has the whole text.
@@ -522,13 +509,10 @@ def test_an_error_names_no_file_of_a_site_and_no_folder(
     text = f"cannot open {tmp_path}/private-disk-0/scans/a.png, nor '{Path.home()}/my scans/b.png'"
     monkeypatch.setattr(ClientAlgorithm, "fit", MagicMock(side_effect=OSError(text)))
 
-    def reasons(folder: Path, **options: Any) -> set[str]:
+    def reasons(folder, **options):
         """Return why the clients of a run fail."""
         rows = rows_without_a_reply(small_config(folder, "local"), CLIENTS, **options)
-        found: set[str] = set()
-        for row in rows:
-            found.update(row["failed"].values())
-        return found
+        return set(failures_in(rows))
 
     of_sites = reasons(tmp_path / "sites", nodes=real_nodes(tmp_path / "sites"))
     assert of_sites == {"OSError: an unexpected error; the log of the site says more"}
@@ -541,9 +525,7 @@ def test_an_error_names_no_file_of_a_site_and_no_folder(
 # -- small classes --------------------------------------------------------------------------------
 
 
-def unequal(
-    folder: Path, algo: str, least: int, node: dict[str, Any] | None = None, **settings: Any
-) -> Outcome:
+def unequal(folder, algo, least, node=None, **settings):
     """Make a run of three sites that have some classes of one sample and some of many.
 
     ``least`` is the run's min-class-samples, and ``node`` stands in every node config.
@@ -560,11 +542,10 @@ def unequal(
     if algo in ("fedpcl", "mpft", "gaussian"):
         small["backbones"] = "glyphs"
     facts = data | small | {"min_class_samples": least} | settings
-    config = run_config(folder, algo=algo, **facts)
-    return run_federation(config, nodes=real_nodes(folder, **(node or {})))
+    return federate(folder, nodes=real_nodes(folder, **(node or {})), algo=algo, **facts)
 
 
-def client_asked(outcome: Outcome, message: Message) -> Any:
+def client_asked(outcome, message):
     """Return the client that a message was sent to, with its data."""
     node = outcome.grid.nodes[message.metadata.dst_node_id]
     return client_of(outcome.grid.run_config, **node)
@@ -573,7 +554,7 @@ def client_asked(outcome: Outcome, message: Message) -> Any:
 @pytest.mark.parametrize(
     "algo", [algo for algo, one in DECLARED.items() if one.prototypes or one.label_counts]
 )
-def test_nothing_is_told_of_classes_with_few_samples(algo: str, tmp_path: Path) -> None:
+def test_nothing_is_told_of_classes_with_few_samples(algo, tmp_path):
     """The sites demand six samples of a class, where the run asks for two only.
 
     Neither introductions nor uploads tell of smaller classes; of larger ones they tell. Where a
@@ -582,7 +563,7 @@ def test_nothing_is_told_of_classes_with_few_samples(algo: str, tmp_path: Path) 
     least = 6
     outcome = unequal(tmp_path, algo, 2, {"min-class-samples": least})
 
-    assert not any(outcome.summary["trouble"].values())
+    assert not outcome.trouble
 
     sites = RunFolder(outcome.folder).sites()["sites"]
     classes_told = 0
@@ -594,22 +575,20 @@ def test_nothing_is_told_of_classes_with_few_samples(algo: str, tmp_path: Path) 
 
         # a number of all samples would show how many are in small classes
         assert sites[client.name]["train-samples"] == counts[large].sum()
-        for item in recorddict_to_proto(reply.content).items:
-            if item.key == "site":
-                present = item.config_record.items[list(SITE).index("present")]
-                assert list(present.value.sint_list.vals) == large
-            if item.key in ("prototypes", "outputs"):
-                arrays = arrays_anew(item.array_record)[1]
-                labels = arrays["labels"]
-                prototypes_of_class = np.bincount(labels, minlength=10)
-                assert sorted(set(labels.tolist())) == large
-                assert (arrays.get("counts", counts[labels]) >= least).all()
-                assert (prototypes_of_class <= counts // least).all()
-                classes_told += len(large)
-            if item.key == "label_counts":
-                told = arrays_anew(item.array_record)[1]["counts"]
-                assert told.tolist() == np.where(counts >= least, counts, 0).tolist()
-                classes_told += len(large)
+        if "site" in reply.content:
+            assert reply.content["site"]["present"] == large
+        for name in {"prototypes", "outputs"} & reply.content.keys():
+            arrays = values_in(reply.content[name])
+            labels = arrays["labels"]
+            prototypes_of_class = np.bincount(labels, minlength=10)
+            assert sorted(set(labels.tolist())) == large
+            assert (arrays.get("counts", counts[labels]) >= least).all()
+            assert (prototypes_of_class <= counts // least).all()
+            classes_told += len(large)
+        if "label_counts" in reply.content:
+            told = values_in(reply.content["label_counts"])["counts"]
+            assert told.tolist() == np.where(counts >= least, counts, 0).tolist()
+            classes_told += len(large)
 
     assert classes_told
 
@@ -622,21 +601,13 @@ def test_nothing_is_told_of_classes_with_few_samples(algo: str, tmp_path: Path) 
         ({}, 3, 3),
     ],
 )
-def test_a_site_may_raise_the_least_number_and_never_lower_it(
-    node: dict[str, Any], run: int, least: int, tmp_path: Path
-) -> None:
+def test_a_site_may_raise_the_least_number_and_never_lower_it(node, run, least, tmp_path):
     config = run_config(tmp_path, min_class_samples=run)
     client = client_of(config, **{"site-name": "north"}, **node)
     assert client.settings.privacy.min_class_samples == least
 
 
-def test_the_least_number_of_a_site_must_be_a_number(tmp_path: Path) -> None:
-    line = "node-config: min-class-samples = 'many' must be a whole number"
-    with pytest.raises(SettingsError, match=line):
-        client_of(run_config(tmp_path), **{"site-name": "north", "min-class-samples": "many"})
-
-
-def test_a_client_without_a_large_class_says_so_at_once(tmp_path: Path) -> None:
+def test_a_client_without_a_large_class_says_so_at_once(tmp_path):
     """With min-class-samples = 999 there is nothing that it may tell of."""
     config = run_config(tmp_path, min_class_samples=999)
     assert client_of(config, **{"site-name": "north"}).stated_samples == 0
@@ -646,7 +617,7 @@ def test_a_client_without_a_large_class_says_so_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("least", [3, 25])
-def test_recalls_of_classes_with_few_test_samples_do_not_leave(least: int, tmp_path: Path) -> None:
+def test_recalls_of_classes_with_few_test_samples_do_not_leave(least, tmp_path):
     """Few are fewer than 20, or than ``min-class-samples`` if that is more.
 
     Where all small classes together have so few, the smallest of the others is left out, too.
@@ -670,9 +641,7 @@ def test_recalls_of_classes_with_few_test_samples_do_not_leave(least: int, tmp_p
 
 
 @pytest.mark.parametrize(("least", "test_samples"), [(2, 19), (25, 24)])
-def test_no_figure_of_few_samples_leaves_and_the_run_does_without(
-    least: int, test_samples: int, tmp_path: Path
-) -> None:
+def test_no_figure_of_few_samples_leaves_and_the_run_does_without(least, test_samples, tmp_path):
     """Few are fewer than 20, or than ``min-class-samples``, of test and of validation samples each.
 
     Without figures the run goes on to its end, and makes its report.
@@ -688,7 +657,7 @@ def test_no_figure_of_few_samples_leaves_and_the_run_does_without(
     }
     outcome = unequal(tmp_path, "fedproto", least, **settings)
 
-    assert not any(outcome.summary["trouble"].values())
+    assert not outcome.trouble
     assert outcome.summary["accuracy"] == outcome.summary["metrics"] == {}
     assert (outcome.folder / "report.html").exists()
 
@@ -704,7 +673,7 @@ def test_no_figure_of_few_samples_leaves_and_the_run_does_without(
         assert is_validated == (report["validation_samples"] >= max(least, 20))
 
 
-def test_classes_are_told_at_joining_only_where_uploads_will_tell_them(tmp_path: Path) -> None:
+def test_classes_are_told_at_joining_only_where_uploads_will_tell_them(tmp_path):
     """Clients with five classes of ten introduce themselves with these, or with none."""
     for algo, declared in DECLARED.items():
         site = client_of(small_config(tmp_path, algo), partition=1)

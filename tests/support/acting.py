@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.declared import DECLARED
-from tests.support.harness import run_config, run_federation
-from tests.support.results import digests, without_times
+from tests.support.harness import federate
+from tests.support.results import left_by
 
 SMALL: dict[str, Any] = {
     "models": "mnist-cnn",
@@ -29,23 +29,53 @@ CLUSTERS = {"algo": "fedplvm", "train_samples": 40}
 NEED_AN_EARLIER_RUN = {"gaussian.revocable", "gaussian.start-from"}
 """They act in tests/federation/test_forget.py."""
 ONE_DOMAIN = {"clients": 3, "clients_per_domain": "3,0,0,0,0"}
+ALONE = {
+    "algo": "fedavg",
+    "rounds": 3,
+    "seed": 7,
+    "participation": 0.34,
+    "drop-rate": 0.5,
+    "slow-rate": 0.5,
+    "new-clients": 1,
+    "new-domain": "scanned",
+    "evaluate-every": 2,
+    "max-prototype-norm": 1.0,
+    "image-size": 20,
+    "partition": "label-shift",
+    "clients-per-domain": "2,0,0,0,0",
+    "total-samples": 200,
+    "train-samples": 20,
+    "test-samples": 30,
+    "train-fraction": 0.3,
+    "models": "htcnn-1",
+    "arch": "htcnn-1",
+    "feature-dim": 32,
+    "head": "orthogonal-frozen",
+    "initial-weights": "shared",
+    "backbones": "glyphs",
+    "local-epochs": 2,
+    "local-steps": 2,
+    "batch-size": 4,
+    "augment": "flip",
+    "optimizer": "adam",
+    "lr": 0.02,
+    "lr-schedule": "cosine",
+    "weight-decay": 0.1,
+    "keep-optimizer": True,
+    "prototype-noise": "laplace 0.05 0.1",
+    "image-noise": "gaussian 0.2 0.1",
+    "fedproto.lambda": 3.0,
+    "fedproto.distance": "l1",
+    "fedproto.granularity": "class",
+}
+"""Key -> another value than its default, with which it acts in a run of `SMALL`."""
 CASES: dict[str, tuple[dict[str, Any], Any]] = {
-    "algo": ({}, "fedavg"),
-    "rounds": ({}, 3),
     "early-stopping": (VALIDATED | {"rounds": 4, "lr": 1e-9, "algo": "local"}, 1),
-    "seed": ({}, 7),
-    "participation": ({}, 0.34),
-    "drop-rate": ({}, 0.5),
-    "slow-rate": ({}, 0.5),
     "slow-factor": ({"slow_rate": 0.5, "late": "next-round", "rounds": 3}, 2),
     "late": ({"slow_rate": 0.5, "rounds": 2}, "next-round"),
     "staleness": ({"slow_rate": 0.5, "late": "next-round", "rounds": 2}, 0.0),
-    "new-clients": ({}, 1),
-    "new-domain": ({}, "scanned"),
     "new-client-epochs": ({"new_clients": 1}, 1),
-    "evaluate-every": ({}, 2),
     "liars": ({"initial_weights": "shared", "clients": 3}, 1),
-    "max-prototype-norm": ({}, 1.0),
     "max-prototypes-per-class": (CLUSTERS, 1),
     "max-norm-ratio": ({"clients": 3}, 1.0001),
     "max-samples-ratio": (UNEQUAL | {"clients": 5}, 1.0),
@@ -54,53 +84,26 @@ CASES: dict[str, tuple[dict[str, Any], Any]] = {
     "merging": ({"clients": 3}, "median"),
     "trim-fraction": ({"merging": "trimmed-mean", "clients": 5}, 0.4),
     "dataset": ({"partition": "iid"}, "digits"),
-    "image-size": ({}, 20),
-    "partition": ({}, "label-shift"),
     "alpha": (UNEQUAL, 9.0),
     "classes-per-client": ({"partition": "pathological"}, 4),
     "ways": (SHOTS, 5),
     "ways-stdev": (SHOTS, 0),
     "shots": (SHOTS, 9),
     "shots-stdev": (SHOTS, 3),
-    "clients-per-domain": ({}, "2,0,0,0,0"),
-    "total-samples": ({}, 200),
-    "train-samples": ({}, 20),
-    "test-samples": ({}, 30),
-    "train-fraction": ({}, 0.3),
     "validation-fraction": ({"train_samples": 30}, 0.3),
     "positive-rate": ({"train_samples": 20}, 0.5),
-    "models": ({}, "htcnn-1"),
-    "arch": ({}, "htcnn-1"),
-    "feature-dim": ({}, 32),
-    "head": ({}, "orthogonal-frozen"),
-    "initial-weights": ({}, "shared"),
-    "backbones": ({}, "glyphs"),
     "norm": ({"models": "resnet4-imagenet-stem"}, "group"),
-    "local-epochs": ({}, 2),
-    "local-steps": ({}, 2),
-    "batch-size": ({}, 4),
     "drop-last": ({"batch_size": 8}, True),
-    "augment": ({}, "flip"),
-    "optimizer": ({}, "adam"),
-    "lr": ({}, 0.02),
-    "lr-schedule": ({}, "cosine"),
     "lr-step": ({"lr_schedule": "step"}, 1),
     "lr-decay": ({"lr_schedule": "step", "lr_step": 1}, 0.5),
     "momentum": ({"batch_size": 4}, 0.9),
-    "weight-decay": ({}, 0.1),
-    "keep-optimizer": ({}, True),
     "predict-among": (UNEQUAL | {"partition": "pathological", "clients": 5, "rounds": 3}, "own"),
     "pu-weight": (FEW_LABELS, 1.0),
     "pu-risk": (FEW_LABELS | {"pu_weight": 1.0, "local_epochs": 10}, "non-negative"),
     "min-class-samples": (UNEQUAL, 9),
-    "prototype-noise": ({}, "laplace 0.05 0.1"),
-    "image-noise": ({}, "gaussian 0.2 0.1"),
     "gaussian.priors": (UNEQUAL | {"algo": "gaussian"}, "personal"),
     "mpft.sample-ratio": ({"algo": "mpft", "train_samples": 30}, 0.9),
-    "fedproto.lambda": ({}, 3.0),
     "fedproto.weighting": (UNEQUAL, "uniform"),
-    "fedproto.distance": ({}, "l1"),
-    "fedproto.granularity": ({}, "class"),
     "fedproto-avg.weighting": (UNEQUAL | {"algo": "fedproto-avg"}, "uniform"),
     "fedplvm.lambda": (CLUSTERS, 9.0),
     "fedplvm.alpha": (CLUSTERS, 0.9),
@@ -114,6 +117,7 @@ CASES: dict[str, tuple[dict[str, Any], Any]] = {
     "fedplvm.kmeans-clusters": (CLUSTERS | {"fedplvm__local_clusters": "kmeans"}, 3),
 }
 """Key -> (the settings under which it acts, another value than its default)."""
+CASES |= {key: ({}, other) for key, other in ALONE.items()}
 
 for _algo, _declared in DECLARED.items():
     _settings = {"algo": _algo, "local_epochs": 2, "clients": 2, "train_samples": 20}
@@ -128,5 +132,4 @@ def left_behind(folder: Path, changes: dict[str, Any]) -> object:
     """
     settings = SMALL | changes
     clients = settings.pop("clients")
-    outcome = run_federation(run_config(folder, **settings), clients)
-    return without_times(outcome.rows), digests(outcome.folder)
+    return left_by(federate(folder, clients, **settings).folder)

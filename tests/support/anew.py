@@ -1,12 +1,12 @@
-"""A reply's bytes read with NumPy and written anew: both must be the same."""
+"""A reply's bytes, read as Flower reads them and written anew: both must be the same."""
 
 import math
 import re
 from typing import Any
 
 import numpy as np
-from flwr.app import MessageType, RecordDict
-from flwr.common.serde import recorddict_to_proto
+from flwr.app import Array, ArrayRecord, MessageType, RecordDict
+from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from flwr.proto import recorddict_pb2 as proto
 
 from protofl_common.privacy.masks import PUBLIC, SEALED, SHARE, SIGNATURE
@@ -40,116 +40,67 @@ def bytes_of(content: RecordDict) -> bytes:
 def read_anew(
     algo: str, kind: str, text: bytes, metrics: tuple[str, ...] = ()
 ) -> tuple[set[str], dict[str, dict[str, np.ndarray]]]:
-    """Read the declared values of a reply, write them anew, and refuse it if the bytes differ.
+    """Read a reply, and refuse it if it has more than what is declared.
 
     ``text`` are the bytes of the reply to a message of this ``kind``, in a run of ``algo`` that
-    asks for ``metrics``. Return the names of its records, without the head of the audit log that
-    every reply of a site has, and record -> name -> array.
+    asks for ``metrics``. Flower's records hold no unknown fields, and write what they hold in one
+    way: if they give the same bytes, there was nothing else. Return the names of the records,
+    without the head of the audit log that every reply of a site has, and record -> name -> array.
     """
     training = kind == MessageType.TRAIN
-    message = proto.RecordDict.FromString(text)
-    anew = proto.RecordDict()
-    names = set()
-    arrays: dict[str, dict[str, np.ndarray]] = {}
-    for item in message.items:  # in the order found
-        name = item.key
-        if name not in {*RECORDS[kind], "audit"}:  # left out here, it makes the bytes differ
-            continue
-        written = proto.RecordDict.Item(key=name)
-        if name == "audit":
-            written.config_record.CopyFrom(head_anew(item.config_record))
-        elif name == "site":
-            written.config_record.CopyFrom(site_anew(item.config_record))
-        elif name == NEXT_SUM:
-            size = PUBLIC + SIGNATURE if training else SEALED
-            written.config_record.CopyFrom(bytes_anew(size, item.config_record))
-        elif name == SECAGG:
-            written.config_record.CopyFrom(bytes_anew(SECURE[kind], item.config_record))
-        elif name == "report":
-            allowed = report_names(algo, training, metrics)
-            written.metric_record.CopyFrom(report_anew(item.metric_record, allowed))
-        else:
-            record, arrays[name] = arrays_anew(item.array_record)
-            written.array_record.CopyFrom(record)
-        anew.items.append(written)
-        if name != "audit":
-            names.add(name)
-    assert anew.SerializeToString(deterministic=True) == text, "bytes beyond the declared values"
-    return names, arrays
-
-
-def head_anew(record: Any) -> Any:
-    """Return the record anew: the head of a site's audit log, a SHA-256, and nothing else."""
-    (item,) = record.items
-    assert item.key == "head"
-    assert re.fullmatch("[0-9a-f]{64}", item.value.string)
-    return proto.ConfigRecord(items=[_config_item("head", string=item.value.string)])
-
-
-def bytes_anew(size: int, record: Any) -> Any:
-    """Return the record anew: ``size`` bytes for each of several sites."""
-    anew = proto.ConfigRecord()
-    for item in record.items:
-        assert re.fullmatch(r"site-\d+", item.key), "an undeclared field"
-        assert len(item.value.bytes) == size
-        anew.items.append(_config_item(item.key, bytes=item.value.bytes))
-    return anew
-
-
-def _config_item(key: str, **value: Any) -> Any:
-    return proto.ConfigRecord.Item(key=key, value=proto.ConfigRecordValue(**value))
-
-
-def arrays_anew(record: Any) -> tuple[Any, dict[str, np.ndarray]]:
-    """Return the record anew, each array rebuilt from its numbers, and name -> array."""
-    anew = proto.ArrayRecord()
+    content = recorddict_from_proto(proto.RecordDict.FromString(text))
+    assert bytes_of(content) == text, "bytes beyond the declared values"
     arrays = {}
-    for item in record.items:
-        array = item.value
-        dtype = {"float32": "<f4", "float64": "<f8", "int64": "<i8"}[array.dtype]
-        shape = tuple(array.shape)
-        bytes_a_number = int(dtype[-1])
-        assert len(array.data) == bytes_a_number * math.prod(shape), "bytes beyond the shape"
-        values = np.frombuffer(array.data, dtype).reshape(shape)
-        data = values.astype(dtype).tobytes()
-        rebuilt = proto.Array(dtype=array.dtype, shape=values.shape, stype=RAW, data=data)
-        anew.items.append(proto.ArrayRecord.Item(key=item.key, value=rebuilt))
-        arrays[item.key] = values
-    return anew, arrays
+    for name, record in content.items():
+        assert name in {*RECORDS[kind], "audit"}, "an undeclared record"
+        if name == "audit":
+            assert list(record) == ["head"]
+            assert re.fullmatch("[0-9a-f]{64}", record["head"]), "not a SHA-256"
+        elif name == "site":
+            check_introduction(record)
+        elif name == NEXT_SUM:
+            check_bytes_of_sites(record, PUBLIC + SIGNATURE if training else SEALED)
+        elif name == SECAGG:
+            check_bytes_of_sites(record, SECURE[kind])
+        elif name == "report":
+            check_report(record, report_names(algo, training, metrics))
+        else:
+            arrays[name] = values_in(record)
+    return content.keys() - {"audit"}, arrays
 
 
-def report_anew(record: Any, allowed: set[str]) -> Any:
-    """Return the record anew: single numbers under the ``allowed`` names."""
-    anew = proto.MetricRecord()
-    for item in record.items:
-        assert item.key in allowed, f"an undeclared number {item.key}"
-        kind = item.value.WhichOneof("value")
-        assert kind in ("double", "sint64"), "not a single number"
-        value = proto.MetricRecordValue(**{kind: getattr(item.value, kind)})
-        anew.items.append(proto.MetricRecord.Item(key=item.key, value=value))
-    return anew
+def check_bytes_of_sites(record: Any, size: int) -> None:
+    """The record has ``size`` bytes for each of several sites."""
+    for site, value in record.items():
+        assert re.fullmatch(r"site-\d+", site), "an undeclared field"
+        assert isinstance(value, bytes)
+        assert len(value) == size
 
 
-KINDS = {
-    int: ("sint64",),
-    bool: ("bool",),
-    str: ("string",),
-    list: ("string_list", "sint_list", "bool_list"),
-}
-"""Type of a field of an introduction -> how Flower may write it."""
+def values_in(record: ArrayRecord) -> dict[str, np.ndarray]:
+    """Return name -> array; each has the bytes of its shape, and a type that may travel."""
+    return {name: _values_of(array) for name, array in record.items()}
 
 
-def site_anew(record: Any) -> Any:
-    """Return the record anew: the declared fields of an introduction, all of them, in order."""
-    anew = proto.ConfigRecord()
-    assert [item.key for item in record.items] == list(SITE), "an undeclared field"
-    for item in record.items:
-        kind = item.value.WhichOneof("value")
-        assert kind in KINDS[SITE[item.key]]
-        value = getattr(item.value, kind)
-        if kind == "bool_list":
-            assert not value.vals  # Flower's way to write an empty list
-        if kind.endswith("list"):
-            value = type(value)(vals=list(value.vals))
-        anew.items.append(_config_item(item.key, **{kind: value}))
-    return anew
+def _values_of(array: Array) -> np.ndarray:
+    dtype = {"float32": "<f4", "float64": "<f8", "int64": "<i8"}[array.dtype]
+    assert array.stype == RAW
+    bytes_a_number = int(dtype[-1])
+    assert len(array.data) == bytes_a_number * math.prod(array.shape), "bytes beyond the shape"
+    return np.frombuffer(array.data, dtype).reshape(array.shape)
+
+
+def check_report(record: Any, allowed: set[str]) -> None:
+    """The record has single numbers under the ``allowed`` names."""
+    for name, value in record.items():
+        assert name in allowed, f"an undeclared number {name}"
+        assert type(value) in (int, float), "not a single number"
+
+
+def check_introduction(record: Any) -> None:
+    """The record has the declared fields of an introduction, all of them, in order."""
+    assert list(record) == list(SITE), "an undeclared field"
+    for name, value in record.items():
+        assert type(value) is SITE[name]
+        if isinstance(value, list):
+            assert {type(entry) for entry in value} in ({str}, {int}, set())

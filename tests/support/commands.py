@@ -2,6 +2,8 @@
 
 import argparse
 import json
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -22,6 +24,22 @@ def parsers_of(command: str) -> list[argparse.ArgumentParser]:
         if isinstance(action, argparse._SubParsersAction):
             found += action.choices.values()
     return found
+
+
+def in_lines(settings: Mapping[str, object]) -> str:
+    """Return settings as a TOML file has them."""
+    return "".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items())
+
+
+def in_one_line(settings: Mapping[str, object]) -> str:
+    """Return settings as a command takes them in one word."""
+    return " ".join(f"{key}={json.dumps(value)}" for key, value in settings.items())
+
+
+def exported(run: Path, out: Path, site: str = "site-0", *more: str) -> Path:
+    """Export the model of a site, with further words of the command; return its folder, ``out``."""
+    assert main(["export", str(run), "--site", site, "--out", str(out), *more]) == 0
+    return out
 
 
 def output(capsys: pytest.CaptureFixture[str], *words: object, status: int = 0) -> Any:

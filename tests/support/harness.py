@@ -125,6 +125,15 @@ class Outcome:
         self.summary = json.loads((folder / "summary.json").read_text())
         self.rows = _rows(folder / "metrics.jsonl")
 
+    @property
+    def trouble(self) -> int:
+        """Return how many replies failed, were refused or missing, or came late."""
+        return sum(self.summary["trouble"].values())
+
+    def per_row(self, fact: str) -> list[Any]:
+        """Return what every row says of this fact."""
+        return [row[fact] for row in self.rows]
+
     def exchanged(
         self, kind: str = MessageType.TRAIN, number: int | None = None
     ) -> list[tuple[Message, Message]]:
@@ -212,6 +221,13 @@ def rows_without_a_reply(
     return _rows(file)
 
 
+def failures_in(rows: list[dict[str, Any]]) -> list[str]:
+    """Return why clients have failed, in all rounds; there must be some."""
+    failures = [reason for row in rows for reason in row["failed"].values()]
+    assert failures
+    return failures
+
+
 def run_federation(
     config: dict[str, Any],
     clients: int = 4,
@@ -237,6 +253,19 @@ def run_federation(
         summaries = summaries[:1]  # a baseline's folder begins with the run's name
     (summary,) = summaries
     return Outcome(summary.parent, grid)
+
+
+def federate(
+    folder: Path,
+    clients: int = 4,
+    tamper: Tamper | None = None,
+    nodes: Nodes | None = None,
+    run_id: int = RUN_ID,
+    on_grid: Callable[[LocalGrid], None] | None = None,
+    **settings: Any,
+) -> Outcome:
+    """Make a small run in a folder, with these settings: see `run_config` and `run_federation`."""
+    return run_federation(run_config(folder, **settings), clients, tamper, nodes, run_id, on_grid)
 
 
 def client_of(

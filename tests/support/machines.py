@@ -16,8 +16,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from tests.support import ROOT
-from tests.support.operators import approving
-from tests.support.processes import BIN, free_port, process, wait_until
+from tests.support.processes import BIN, approving, free_port, process, wait_until
 
 README = ROOT / "docker" / "README.md"
 SITES = {"north": "cnn4", "south": "htcnn-3"}

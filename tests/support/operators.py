@@ -4,31 +4,14 @@ All of them use the commands that people type.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from protofl_common.config.options import Scalar
-from tests.support.processes import BIN, environment, output_of, repeated
+from tests.support.processes import BIN, approving, environment, output_of
 
 PROTOFL = str(BIN / "protofl")
-
-
-@contextmanager
-def approving(folders: Mapping[str, Path], approve: Callable[[str, str], object]) -> Iterator[None]:
-    """Let the operators of sites approve what waits for them, while the block lasts.
-
-    ``folders``: site -> its state folder. ``approve(site, study's id)`` does what an operator does.
-    """
-
-    def approve_what_waits() -> None:
-        for site, folder in folders.items():
-            for file in (folder / "studies").glob("*.json"):
-                if not json.loads(file.read_text())["decision"]:
-                    approve(site, file.stem)
-
-    with repeated(approve_what_waits, seconds=0.5):
-        yield
 
 
 def operators(folder: Path, nodes: Mapping[str, str]) -> AbstractContextManager[None]:

@@ -22,7 +22,7 @@ from protofl_common.data import open_client_data
 from protofl_common.experiment.settings import Settings
 from protofl_common.models.build import build_model
 from tests.support.attacks import values_of
-from tests.support.harness import Outcome, run_config, run_federation
+from tests.support.harness import Outcome, federate, run_config, run_federation
 
 BATCH, CLIENTS = 10, 3
 State = dict[str, Tensor]
@@ -364,8 +364,7 @@ def runs(
     """Make one run of each algorithm, with the same settings."""
     outcomes = []
     for algo in algos:
-        config = run_config(folder / algo, algo=algo, **settings)
-        outcomes.append(run_federation(config, number))
+        outcomes.append(federate(folder / algo, clients=number, algo=algo, **settings))
     return outcomes
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support import ROOT
+from tests.support.commands import in_one_line
 
 BIN = Path(sys.executable).parent
 FLOWER = ("flower-supernode",)
@@ -62,6 +63,10 @@ def output_of(words: Sequence[str], env: dict[str, str] | None = None, cwd: Path
     return ended.stdout
 
 
+def without_colours(printed: str) -> str:
+    return re.sub(r"\x1b\[[0-9;]*m", "", printed)
+
+
 def wait_until(
     condition: Callable[[], Any],
     logs: Callable[[], str] = str,
@@ -102,6 +107,23 @@ def repeated(action: Callable[[], object], seconds: float) -> Iterator[None]:
     finally:
         over.set()
         repeating.join()
+
+
+@contextmanager
+def approving(folders: Mapping[str, Path], approve: Callable[[str, str], object]) -> Iterator[None]:
+    """Let the operators of sites approve what waits for them, while the block lasts.
+
+    ``folders``: site -> its state folder. ``approve(site, study's id)`` does what an operator does.
+    """
+
+    def approve_what_waits() -> None:
+        for site, folder in folders.items():
+            for file in (folder / "studies").glob("*.json"):
+                if not json.loads(file.read_text())["decision"]:
+                    approve(site, file.stem)
+
+    with repeated(approve_what_waits, seconds=0.5):
+        yield
 
 
 def listens(port: int) -> bool:
@@ -207,7 +229,7 @@ class Connection:
         The status is ``refused`` if the SuperLink has no run.
         """
         done = self._flwr(["run", str(app), "here", "--stream", *options], timeout)
-        output = re.sub(r"\x1b\[[0-9;]*m", "", done.stdout + done.stderr)  # without colours
+        output = without_colours(done.stdout + done.stderr)
         listed = self._flwr(["ls", "here", "--format", "json"], timeout=60)
         assert listed.returncode == 0, output + listed.stdout + listed.stderr
         runs = json.loads(listed.stdout)["runs"]
@@ -218,9 +240,8 @@ class Connection:
 
         The run must succeed.
         """
-        text = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
         federation = f"num-supernodes={clients} client-resources-num-cpus=1"
-        options = ["--federation-config", federation, "--run-config", text]
+        options = ["--federation-config", federation, "--run-config", in_one_line(config)]
         output, status = self.run(*options, timeout=timeout)
         assert status == "finished:completed", output
         return output
@@ -232,3 +253,16 @@ def hear_ctrl_c() -> None:
     A shell lets its background jobs ignore SIGINT, and tests may run in one.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def typed(program: str, *words: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
+    """Start a program of this environment, as from a terminal; its output and errors are one."""
+    return subprocess.Popen(
+        [sys.executable, str(BIN / program), *words],
+        cwd=ROOT,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        preexec_fn=hear_ctrl_c,
+    )

@@ -15,7 +15,8 @@ class Relay:
 
     ``delay`` is in seconds each way. ``rate`` is in bytes per second, of all connections together,
     each way. ``idle`` is the number of seconds after which a connection that is silent both ways is
-    closed, as a door does. 0 is no limit. `cut` closes all connections.
+    closed, as a door does. 0 is no limit. `cut` closes all connections. While the relay is ``held``
+    nothing arrives, as when a cable is out.
     """
 
     def __init__(
@@ -26,6 +27,7 @@ class Relay:
         self.delay = delay
         self.rate = rate
         self.idle = idle
+        self.held = False
         self.bytes_up = 0
         self.connections = 0
         self.cuts = 0
@@ -131,6 +133,8 @@ class Relay:
             while True:
                 due, data = await on_its_way.get()
                 await asyncio.sleep(max(0.0, due - self._loop.time()))
+                while self.held:
+                    await asyncio.sleep(0.05)
                 if not data:
                     return
                 sink.write(data)

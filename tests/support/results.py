@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
+from protofl_common.runs.folder import RunFolder
 from tests.support.harness import Outcome
 from tests.support.plain import CLIENTS, assert_equal, model_left
 
@@ -41,9 +42,7 @@ def assert_same(found: Outcome, wanted: Outcome) -> None:
         kept = sorted((found.folder / "clients" / site.name).iterdir())
         assert "model.safetensors" in [file.name for file in kept]
         for file, other in zip(kept, sorted(site.iterdir()), strict=True):
-            tensors = load_file(file)
-            for name, value in load_file(other).items():
-                assert torch.equal(tensors[name], value), site.name
+            assert_equal(load_file(file), load_file(other))
 
 
 def _text(file: Path) -> str | None:
@@ -76,6 +75,11 @@ def assert_same_models(found: Models, wanted: Models) -> None:
     assert found.keys() == wanted.keys()
     for site, model in wanted.items():
         assert_equal(found[site], model)
+
+
+def left_by(run: Path) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """Return what two equal runs have in common: rows of metrics without times, and digests."""
+    return without_times(RunFolder(run).rows()), digests(run)
 
 
 def digests(folder: Path) -> dict[str, str]:

@@ -5,7 +5,6 @@ docker/README.md, without encryption. Every part is a process group of its own.
 """
 
 import json
-import re
 import subprocess
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
@@ -17,6 +16,7 @@ import psutil
 from protofl_common.runs.folder import RunFolder
 from server_app.run.checkpoint import Checkpoint
 from tests.support import ROOT, processes
+from tests.support.commands import in_one_line
 
 
 class Standing:
@@ -95,7 +95,7 @@ class Standing:
         """Run ``flwr``, and return what it prints without colours, whether it succeeds or not."""
         context = {"cwd": ROOT, "env": self.env, "timeout": 120}
         done = subprocess.run(["flwr", *arguments], capture_output=True, text=True, **context)
-        return re.sub(r"\x1b\[[0-9;]*m", "", done.stdout + done.stderr)
+        return processes.without_colours(done.stdout + done.stderr)
 
     def submit(self, config: dict[str, Any]) -> None:
         """Start a small run, with its results under ``runs``, and come back at once."""
@@ -111,8 +111,7 @@ class Standing:
             "threads": 1,
             **config,
         }
-        text = " ".join(f"{key}={json.dumps(value)}" for key, value in settings.items())
-        output = self.flwr("run", ".", "here", "--run-config", text)
+        output = self.flwr("run", ".", "here", "--run-config", in_one_line(settings))
         assert "Successfully started run" in output, output + self.logs()
 
     def runs(self) -> list[dict[str, Any]]:
@@ -123,11 +122,7 @@ class Standing:
 
     def rows(self, run: str) -> list[dict[str, Any]]:
         """Return the rows of a run's metrics so far; a line that is being written is left out."""
-        metrics = self.folder / "runs" / run / "metrics.jsonl"
-        if not metrics.exists():
-            return []
-        *whole_lines, _unfinished = metrics.read_text().split("\n")
-        return [json.loads(line) for line in whole_lines]
+        return RunFolder(self.folder / "runs" / run).rows()
 
     def wait(self, condition: Callable[[], Any], timeout: float = 240, pause: float = 0.1) -> Any:
         return processes.wait_until(condition, self.logs, timeout, pause)

@@ -3,10 +3,7 @@
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -16,14 +13,14 @@ from protofl_common.simulation.grid import simulate
 from tests.support import ROOT
 from tests.support.harness import CACHE
 from tests.support.processes import BIN, environment, free_port, process, wait_until
-from tests.support.results import digests, without_times
+from tests.support.results import left_by
 
 pytestmark = pytest.mark.system
 CLIENTS = 4
 
 
 @contextmanager
-def ray_node(folder: Path, *options: str) -> Iterator[subprocess.Popen[bytes]]:
+def ray_node(folder, *options):
     """Run a Ray node for one client at a time during the block; all its files are in ``folder``."""
     copies = folder / "copies"
     copies.mkdir(parents=True)
@@ -38,22 +35,14 @@ def ray_node(folder: Path, *options: str) -> Iterator[subprocess.Popen[bytes]]:
         yield started
 
 
-def kill_at_once(started: subprocess.Popen[bytes]) -> None:
+def kill_at_once(started):
     """Kill a node as a power cut would: all of its processes, without a signal to end."""
     parent = psutil.Process(started.pid)
     for one in [*parent.children(recursive=True), parent]:
         one.kill()
 
 
-def rows_and_digests(run: Path) -> Any:
-    """Return what two equal runs must have in common."""
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return without_times(rows), digests(run)
-
-
-def test_a_killed_node_changes_no_bit_of_what_one_machine_computes(
-    short: str, tmp_path: Path
-) -> None:
+def test_a_killed_node_changes_no_bit_of_what_one_machine_computes(short, tmp_path):
     """One of two nodes is killed after round 1, and the run leaves what one process leaves."""
     settings = {"algo": "fedproto", "models": "mlp-1", "rounds": 3, "run-name": "mine"}
     settings |= {"dataset": "digits", "partition": "iid", "report": False, **CACHE}
@@ -87,4 +76,4 @@ def test_a_killed_node_changes_no_bit_of_what_one_machine_computes(
     said = "\n".join(event.get("text", "") for event in events)
     assert "nodes: 2 · clients at a time: 2" in said
     assert "processes left: 1 on" in said
-    assert rows_and_digests(tmp_path / "two" / "mine") == rows_and_digests(one)
+    assert left_by(tmp_path / "two" / "mine") == left_by(one)

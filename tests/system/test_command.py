@@ -2,8 +2,6 @@
 
 import re
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -11,26 +9,13 @@ import psutil
 import pytest
 
 from protofl_common.tools.cli.run import program
-from tests.support import ROOT
-from tests.support.processes import BIN, hear_ctrl_c, wait_until
+from tests.support.processes import typed, wait_until
 
 pytestmark = pytest.mark.system
 TINY = ("algo=local", "dataset=digits", "partition=iid", "local-epochs=1", "--clients", "2")
 
 
-def start(*arguments: str) -> subprocess.Popen[str]:
-    """Start ``protofl`` with these words, as from a terminal."""
-    return subprocess.Popen(
-        [sys.executable, str(BIN / "protofl"), *arguments],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        preexec_fn=hear_ctrl_c,
-    )
-
-
-def ended(number: int) -> bool:
+def ended(number):
     """True if there is no process with this number any more, or only its exit status is left."""
     try:
         _name, _, state_and_more = Path(f"/proc/{number}/stat").read_text().rpartition(") ")
@@ -40,14 +25,12 @@ def ended(number: int) -> bool:
 
 
 @pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_a_run_that_is_stopped_or_killed_leaves_no_process(
-    kind: signal.Signals, tmp_path: Path
-) -> None:
+def test_a_run_that_is_stopped_or_killed_leaves_no_process(kind, tmp_path):
     """Stopped in its second round it ends at once, with the usual status and how to go on.
 
     The processes that simulate its clients end as well, even if it is killed.
     """
-    process = start("run", *TINY, "rounds=100000", f"out-dir={tmp_path}")
+    process = typed("protofl", "run", *TINY, "rounds=100000", f"out-dir={tmp_path}")
     said = ""
     while not re.search(r"round +2/", said):
         line = process.stdout.readline()

@@ -7,7 +7,6 @@ import json
 import os
 import re
 import subprocess
-from collections.abc import Iterator
 
 import pytest
 
@@ -29,7 +28,7 @@ SITES = {
 }
 
 
-def make(target: str, **variables: str) -> subprocess.CompletedProcess[str]:
+def make(target, **variables):
     """Run a target of the Makefile, in a compose project of the test's own.
 
     Variables that the caller's environment has, such as BUILD_OPTIONS, are passed on.
@@ -45,23 +44,23 @@ def make(target: str, **variables: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def docker(*arguments: str) -> str:
+def docker(*arguments):
     return output_of(("docker", *arguments))
 
 
-def of_the_project(*arguments: str) -> list[str]:
+def of_the_project(*arguments):
     """Return what a command of docker lists of the test's own compose project."""
     return docker(*arguments, "--filter", f"label=com.docker.compose.project={PROJECT}").split()
 
 
-def container(service: str) -> str:
+def container(service):
     of_service = f"label=com.docker.compose.service={service}"
     (name,) = of_the_project("ps", "--quiet", "--filter", of_service)
     return name
 
 
 @pytest.fixture(scope="module")
-def demo() -> Iterator[str]:
+def demo():
     """Run ``make demo`` and leave its federation there; yield what it prints."""
     done = make("demo", KEEP="1")
     try:
@@ -71,7 +70,7 @@ def demo() -> Iterator[str]:
         make("demo-down")
 
 
-def test_the_demo_shows_what_was_learnt(demo: str) -> None:
+def test_the_demo_shows_what_was_learnt(demo):
     """Each site's network, domain and accuracy; of ten classes a tenth is right by chance."""
     assert re.search(r"run \d+: finished:completed", demo)
     for site, (arch, domain) in SITES.items():
@@ -80,13 +79,13 @@ def test_the_demo_shows_what_was_learnt(demo: str) -> None:
     assert float(accuracy) > 0.5
 
 
-def address(service: str) -> str:
+def address(service):
     """Return the IP address of a service that is in one network only."""
     addresses = "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}"
     return docker("inspect", "--format", addresses, container(service)).strip()
 
 
-def test_sites_meet_only_the_door(demo: str) -> None:
+def test_sites_meet_only_the_door(demo):
     """From a site's container one reaches the door, and neither the SuperLink nor other sites."""
     # connects to a host and port within three seconds, or fails
     look = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 3)"
@@ -99,19 +98,19 @@ def test_sites_meet_only_the_door(demo: str) -> None:
                 docker("exec", container(site), "python", "-c", look, address(other), port)
 
 
-def await_health(service: str) -> None:
+def await_health(service):
     """Wait until docker calls a service healthy."""
     inspect = ("inspect", "--format", "{{.State.Health.Status}}", container(service))
     wait_until(lambda: docker(*inspect).strip() == "healthy", lambda: service, timeout=60, pause=1)
 
 
-def test_nobody_is_root_and_everyone_is_healthy(demo: str) -> None:
+def test_nobody_is_root_and_everyone_is_healthy(demo):
     for service in ("superlink", "worker", "gate", *SITES):
         assert docker("exec", container(service), "id", "-u").strip() != "0"
         await_health(service)
 
 
-def test_the_sites_machines_pass_their_own_check(demo: str) -> None:
+def test_the_sites_machines_pass_their_own_check(demo):
     """Each container's own command, with ``site check`` for ``site run``, finds no fault."""
     for site in SITES:
         command = docker("inspect", "--format", "{{json .Config.Cmd}}", container(site))
@@ -123,7 +122,7 @@ def test_the_sites_machines_pass_their_own_check(demo: str) -> None:
         assert "code          that of /app" in found, found
 
 
-def test_health_is_that_of_the_way_to_the_superlink(demo: str) -> None:
+def test_health_is_that_of_the_way_to_the_superlink(demo):
     """A site's check of its health fails while the door is paused."""
     check = ("exec", container("north"), "python", "/app/docker/health.py")
     docker(*check)
@@ -136,7 +135,7 @@ def test_health_is_that_of_the_way_to_the_superlink(demo: str) -> None:
         await_health("gate")  # docker calls it unhealthy after a pause
 
 
-def test_a_failed_run_fails_the_demo_which_cleans_up(demo: str) -> None:
+def test_a_failed_run_fails_the_demo_which_cleans_up(demo):
     """A partition by domains cannot divide digits, which have none; no container is left."""
     failed = make("demo", SKIP_BUILD="1", RUN_CONFIG='algo="fedtgp" num-clients=3 dataset="digits"')
     assert failed.returncode != 0

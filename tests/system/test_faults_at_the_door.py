@@ -16,7 +16,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 
 from tests.support.machines import SITES, Machines, copy_checkout, write_digits
-from tests.support.processes import free_port, process
+from tests.support.processes import free_port, process, without_colours
 
 pytestmark = [pytest.mark.system, pytest.mark.long]
 CLOCK = sorted(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))
@@ -25,7 +25,7 @@ CLOCK = sorted(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))
 class Site:
     """A site with a folder of its own, and how its SuperNode is started."""
 
-    def __init__(self, machines: Machines, name: str) -> None:
+    def __init__(self, machines, name):
         """Write 60 images for the site; its keys are made by the fixture `logs`."""
         self.machines = machines
         self.name = name
@@ -33,11 +33,11 @@ class Site:
         self.data = self.folder / "data"
         self.state = self.folder / "state"
         self.authority = machines.checkout("superlink") / "certs" / "ca.crt"
-        self.environment: dict[str, str] = {}
+        self.environment = {}
         write_digits(self.data / "ward", slice(60))
 
     @property
-    def command(self) -> list[str]:
+    def command(self):
         """The words of ``protofl site run`` at this site, with its whole node config."""
         key = self.machines.checkout("superlink") / "certs" / "nodes" / self.name
         facts = f'site-name="{self.name}" data-dir="{self.data}" state-dir="{self.state}"'
@@ -48,24 +48,24 @@ class Site:
         command += ["--auth-supernode-private-key", str(key), "--node-config", facts]
         return command
 
-    def start(self) -> None:
+    def start(self):
         """Start the SuperNode, which runs until the machines stop."""
         env = self.machines.environment("superlink") | {"HOME": str(self.folder)} | self.environment
         started = process(self.command, env, self.folder / "log", cwd=self.folder)
         self.machines.running.enter_context(started)
 
     @property
-    def log(self) -> str:
+    def log(self):
         return (self.folder / "log").read_text()
 
 
 # -- what is done to a site ----------------------------------------------------------------------
-def set_the_clock_wrong(site: Site) -> None:
+def set_the_clock_wrong(site):
     """Let the site's clock be ten minutes ahead: libfaketime answers questions for the time."""
     site.environment |= {"LD_PRELOAD": str(CLOCK[0]), "FAKETIME": "+10m"}
 
 
-def keep_an_old_certificate(site: Site) -> None:
+def keep_an_old_certificate(site):
     """Let the site have a certificate of the authority that ended yesterday.
 
     It has the authority's name and key, and is otherwise like the present one.
@@ -79,18 +79,18 @@ def keep_an_old_certificate(site: Site) -> None:
     builder = builder.not_valid_after(now - datetime.timedelta(days=1))
     for extension in old.extensions:
         builder = builder.add_extension(extension.value, extension.critical)
-    ended = builder.sign(key, hashes.SHA384())  # type: ignore[arg-type]
+    ended = builder.sign(key, hashes.SHA384())
     site.authority = site.folder / "ca.crt"
     site.authority.write_bytes(ended.public_bytes(serialization.Encoding.PEM))
 
 
-def renew_the_key(site: Site) -> None:
+def renew_the_key(site):
     """Make a new key for the site, which nobody registers at the SuperLink."""
     renew = f"python docker/certificates.py certs --node {site.name} --renew {site.name}"
     site.machines.step("superlink", renew)
 
 
-def run_older_code(site: Site) -> None:
+def run_older_code(site):
     """Let the site run a copy of the code that does not know the run's setting trim-fraction."""
     checkout = site.folder / "old"
     copy_checkout(checkout)
@@ -103,7 +103,7 @@ def run_older_code(site: Site) -> None:
     site.environment["PYTHONPATH"] = str(checkout)
 
 
-def remove_line(file: Path, part: str) -> None:
+def remove_line(file, part):
     """Remove all lines of a file that hold ``part``."""
     lines = file.read_text().splitlines(keepends=True)
     file.write_text("".join(line for line in lines if part not in line))
@@ -169,7 +169,7 @@ for name in sys.argv[1:]:
 
 
 @pytest.fixture(scope="module")
-def logs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def logs(tmp_path_factory):
     """Make a run of the two sites of docker/README.md and one site for each possible fault.
 
     Return site -> its log, and under "operator" what the run and `protofl status` print.
@@ -188,11 +188,11 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
             sites = [_strike_and_start(Site(machines, name)) for name in POSSIBLE]
             run.wait(timeout=600)
         logs = {site.name: site.log for site in sites}
-        logs["operator"] = re.sub(r"\x1b\[[0-9;]*m", "", log.read_text())
+        logs["operator"] = without_colours(log.read_text())
         return logs
 
 
-def _strike_and_start(site: Site) -> Site:
+def _strike_and_start(site):
     """Start a site with its fault, and wait until its log names that, for three minutes at most."""
     fault = FAULTS[site.name]
     fault.strike(site)
@@ -204,14 +204,14 @@ def _strike_and_start(site: Site) -> Site:
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_fault_is_named_with_its_site_on_both_sides(name: str, logs: dict[str, str]) -> None:
+def test_a_fault_is_named_with_its_site_on_both_sides(name, logs):
     if not FAULTS[name].possible:
         pytest.skip("no libfaketime")
     assert re.search(FAULTS[name].at_site, logs[name]), logs[name]
     assert re.search(FAULTS[name].at_server, logs["operator"]), logs["operator"]
 
 
-def test_sites_without_a_fault_go_on_without_those_that_have_one(logs: dict[str, str]) -> None:
+def test_sites_without_a_fault_go_on_without_those_that_have_one(logs):
     """The run waits for all sites that get in, and goes on with the two that have no fault."""
     assert f"going on with 2 of {len(INSIDE)} clients" in logs["operator"]
     assert "finished:completed" in logs["operator"], logs["operator"]

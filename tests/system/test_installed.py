@@ -28,7 +28,7 @@ SCRIPT = "#!{python}\nimport sys\nfrom {module} import {attr}\nsys.exit({attr}()
 class Clean:
     """An environment with the dependencies alone, and an empty folder in which commands run."""
 
-    def __init__(self, folder: Path, temporary: str) -> None:
+    def __init__(self, folder, temporary):
         """Make the environment; its dependencies are those that this process has installed."""
         self.folder = folder / "empty"
         self.bin = folder / "env" / "bin"
@@ -53,21 +53,21 @@ class Clean:
             "RAY_ADDRESS": "local",
         }
 
-    def run(self, *words: str) -> str:
+    def run(self, *words):
         return output_of(words, self.environment, self.folder)
 
-    def finds(self, module: str) -> bool:
+    def finds(self, module):
         """True if the environment's Python can import a module."""
         code = f"import importlib.util; print(importlib.util.find_spec({module!r}) is not None)"
         return self.run("python", "-c", code).strip() == "True"
 
 
 @pytest.fixture
-def clean(tmp_path: Path, short: str) -> Clean:
+def clean(tmp_path, short):
     return Clean(tmp_path, short)
 
 
-def test_the_wheel_runs_exports_and_predicts(clean: Clean, tmp_path: Path) -> None:
+def test_the_wheel_runs_exports_and_predicts(clean, tmp_path):
     """The wheel has one top-level package, protofl_common, in which the two apps are.
 
     The project makes a run by a recipe's name, and plans a table of the project's.
@@ -94,7 +94,7 @@ def test_the_wheel_runs_exports_and_predicts(clean: Clean, tmp_path: Path) -> No
     assert "FedTGP" in table
 
 
-def test_the_bundle_runs(clean: Clean, tmp_path: Path) -> None:
+def test_the_bundle_runs(clean, tmp_path):
     """What `flwr build` packs is unpacked in an empty folder, and `flwr run` simulates it."""
     copy_checkout(tmp_path / "protofl")
     clean.run("flwr", "build", "--app", str(tmp_path / "protofl"))

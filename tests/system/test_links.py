@@ -1,11 +1,8 @@
 """Links that are slow, far away or broken, between a site and the SuperLink."""
 
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -23,11 +20,11 @@ DOOR = 5.0
 class Sites(Standing):
     """A federation whose sites reach the SuperLink by lines of their own."""
 
-    def __init__(self, folder: Path, running: ExitStack) -> None:
+    def __init__(self, folder, running):
         super().__init__(folder, running)
-        self.relays: dict[str, Relay] = {}
+        self.relays = {}
 
-    def begin(self, lines: dict[str, dict[str, float]], **config: Any) -> None:
+    def begin(self, lines, **config):
         """Start everything, and a run that waits for all sites.
 
         ``lines``: site -> how its line to the SuperLink is, by the arguments of `Relay`.
@@ -42,24 +39,26 @@ class Sites(Standing):
         waiting = {"num-clients": len(lines), "join-timeout": 600, "run-name": "links"}
         self.submit({**waiting, **config})
 
-    def finish(self, timeout: float) -> list[dict[str, Any]]:
+    def finish(self, timeout):
         """Wait until the run has completed, and return its rows."""
         assert self.finished(timeout) == "finished:completed", self.logs()
         return self.rows("links")
 
 
 @pytest.fixture
-def sites(tmp_path: Path) -> Iterator[Sites]:
+def sites(tmp_path):
     with ExitStack() as running:
         yield Sites(tmp_path, running)
 
 
-def test_no_reply_is_lost_on_bad_links(sites: Sites) -> None:
-    """Four sites: far away, on a narrow line, cut off every two seconds, and slow to train.
+def test_no_reply_is_lost_on_bad_links(sites):
+    """Five sites: far away, on a narrow line, cut off every two seconds, without a line, and slow.
 
-    The slow one is stopped for three times as long as its door waits for a word of it.
+    The slow one is stopped for three times as long as its door waits for a word of it, and the
+    cable of another is out meanwhile.
     """
     lines = {
+        "unplugged": {},
         "far": {"delay": 0.2},
         "narrow": {"rate": MBIT},
         "broken": {},
@@ -70,18 +69,20 @@ def test_no_reply_is_lost_on_bad_links(sites: Sites) -> None:
         sites.wait_for_rounds("links", 1)
         client = sites.wait_for_client("patient")
         client.suspend()
+        sites.relays["unplugged"].held = True
         time.sleep(3 * DOOR)
+        sites.relays["unplugged"].held = False
         client.resume()
         rows = sites.finish(timeout=600)
 
     # three rounds and the final evaluation
-    assert [row["valid"] for row in rows] == [4, 4, 4, 4], sites.printed()
+    assert [row["valid"] for row in rows] == [5, 5, 5, 5], sites.printed()
     assert sites.relays["broken"].cuts > 5
     training = rows[1]["seconds"]["total"]
     assert training > 2 * DOOR
 
 
-def test_prototypes_of_a_large_network_pass_a_line_of_64_kbit(sites: Sites) -> None:
+def test_prototypes_of_a_large_network_pass_a_line_of_64_kbit(sites):
     """The network's weights would take an hour and a half each way."""
     lines = {"north": {}, "south": {"rate": 0.064 * MBIT}}
     sites.begin(lines, algo="fedproto", rounds=2, models="resnet18")
@@ -91,7 +92,7 @@ def test_prototypes_of_a_large_network_pass_a_line_of_64_kbit(sites: Sites) -> N
     assert [row["valid"] for row in rows] == [2, 2, 2], sites.printed()
 
 
-def test_a_reply_in_mid_push_outlives_the_superlink(sites: Sites) -> None:
+def test_a_reply_in_mid_push_outlives_the_superlink(sites):
     """The SuperLink is killed when south has sent a part of its reply of round 2, and comes back.
 
     South's line is narrow meanwhile, so that there is time to kill it.

@@ -3,7 +3,6 @@
 import os
 import re
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -12,9 +11,7 @@ from tests.support.processes import BIN, output_of
 pytestmark = pytest.mark.system
 
 
-def test_make_run_shows_prototypes_ahead_of_fedavg_and_of_training_alone(
-    tmp_path: Path, short: str
-) -> None:
+def test_make_run_shows_prototypes_ahead_of_fedavg_and_of_training_alone(tmp_path, short):
     """`make run` runs the recipe first-run, whose last line and report say the result.
 
     The three figures are accuracies in percent, prototypes' 20 points above those alone.

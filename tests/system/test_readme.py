@@ -8,7 +8,6 @@ all in which the commands that are run differ from those that are read. ``make r
 import os
 import re
 from contextlib import ExitStack
-from pathlib import Path
 
 import pytest
 from PIL import Image
@@ -23,7 +22,7 @@ BLOCK = re.compile(r"^```(sh|sh service|)\n(.*?)^```$", re.M | re.S)
 pytestmark = pytest.mark.system
 
 
-def commands(heading: str, kind: str) -> list[str]:
+def commands(heading, kind):
     """Return the blocks of a kind, ``sh`` or ``sh service``, in a chapter of the README."""
     chapter = README.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
     return [text for found, text in BLOCK.findall(chapter) if found == kind]
@@ -32,7 +31,7 @@ def commands(heading: str, kind: str) -> list[str]:
 class Desk:
     """A folder with photographs and tables, and how commands run in it."""
 
-    def __init__(self, folder: Path, temporary: str) -> None:
+    def __init__(self, folder, temporary):
         self.folder = folder
         self.port = free_port()
         self.substitutions = {
@@ -57,17 +56,17 @@ class Desk:
             "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
         }
 
-    def script(self, text: str) -> list[str]:
+    def script(self, text):
         """Return the command that runs a block, with the ports and folders of this desk."""
         for before, after in self.substitutions.items():
             text = text.replace(before, after)
         return ["sh", "-euc", text]
 
-    def run(self, text: str) -> str:
+    def run(self, text):
         """Run a block, which must succeed, and return what it prints."""
         return output_of(self.script(text), self.environment, self.folder)
 
-    def serve(self, text: str, running: ExitStack) -> None:
+    def serve(self, text, running):
         """Start a block as a service, and wait until the SuperLink listens.
 
         The SuperLink is the first service, and a person waits for it before typing on.
@@ -78,11 +77,11 @@ class Desk:
 
 
 @pytest.fixture
-def desk(tmp_path: Path, short: str) -> Desk:
+def desk(tmp_path, short):
     return Desk(tmp_path, short)
 
 
-def test_every_block_is_run_or_make() -> None:
+def test_every_block_is_run_or_make():
     """Every block of the README is run by a test here, or has only targets of make."""
     blocks = BLOCK.findall(README)
     assert README.count("```") == 2 * len(blocks)
@@ -98,7 +97,7 @@ def test_every_block_is_run_or_make() -> None:
     assert run_by_tests == []
 
 
-def test_the_readmes_quick_start(desk: Desk) -> None:
+def test_the_readmes_quick_start(desk):
     """A run, its report, its exported model, and a prediction for the user's photo."""
     Image.new("RGB", (28, 28), "white").save(desk.folder / "photo.png")
     (block,) = commands("Quick start", "sh")
@@ -109,7 +108,7 @@ def test_the_readmes_quick_start(desk: Desk) -> None:
     assert "FedTGP" in output
 
 
-def test_the_readmes_first_command_for_ones_own_data(desk: Desk) -> None:
+def test_the_readmes_first_command_for_ones_own_data(desk):
     """It uses all 150 photos. All commands run in `tests/federation/test_first_run.py`."""
     write_digits(desk.folder / "photos", slice(150), classes=3)
     (block,) = commands("Your own data", "sh")
@@ -122,7 +121,7 @@ def test_the_readmes_first_command_for_ones_own_data(desk: Desk) -> None:
     assert len(list(desk.folder.glob("runs/*/summary.json"))) == 1
 
 
-def test_the_readmes_separate_machines(desk: Desk) -> None:
+def test_the_readmes_separate_machines(desk):
     """A first block writes files; services are started, and a last block makes a run on them."""
     for number, site in enumerate(("north", "south")):
         rows = slice(150 * number, 150 * (number + 1))

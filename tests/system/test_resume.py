@@ -6,7 +6,6 @@
 import json
 import sqlite3
 from contextlib import ExitStack, closing
-from pathlib import Path
 
 import pytest
 
@@ -17,9 +16,7 @@ from tests.support.standing import Standing
 pytestmark = pytest.mark.system
 
 
-def test_a_deployed_run_outlives_its_superlink_and_goes_on_by_itself_after_its_worker(
-    tmp_path: Path,
-) -> None:
+def test_a_deployed_run_outlives_its_superlink_and_goes_on_by_itself_after_its_worker(tmp_path):
     """The SuperLink is killed after round 1, and the worker after round 2; both are started again.
 
     The new worker submits a run that resumes the first. In the end `protofl retain` removes what

@@ -11,8 +11,6 @@ import shutil
 import subprocess
 import sys
 from html import unescape
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -61,7 +59,7 @@ CONTRAST = r"""
 """``pale(root)``: texts under an element of too little contrast (WCAG 2: below 4.5)."""
 
 
-def chromium(*arguments: str) -> str:
+def chromium(*arguments):
     """Run headless Chromium without a network, and return what it prints.
 
     As root it runs only without its sandbox.
@@ -94,7 +92,7 @@ addEventListener("load", () => setTimeout(() => {{
 </script>"""
 
 
-def measured(page: Path, script: str, width: int, height: int, *, dark: bool = False) -> Any:
+def measured(page, script, width, height, *, dark=False):
     """Return what a ``script`` returns about a page on a screen of that size.
 
     The script runs in a copy of the page, from which the policy that forbids scripts is taken out.
@@ -186,7 +184,7 @@ table, end at the right.
 
 
 @pytest.fixture(scope="module")
-def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def pages(tmp_path_factory):
     """Make the reports of three runs: algorithm -> its page.
 
     FedTGP has 20 clients, FedPLVM four domains, FedPCL backbones.
@@ -207,7 +205,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.mark.parametrize("device", WIDTHS)
 @pytest.mark.parametrize("algo", ["fedtgp", "fedplvm", "fedpcl"])
-def test_a_report_fits_the_screen(algo: str, device: str, pages: dict[str, Path]) -> None:
+def test_a_report_fits_the_screen(algo, device, pages):
     """Nothing sticks out or overlaps, texts are not too small, and drawings can be seen."""
     found = measured(pages[algo], MEASURE, WIDTHS[device], 900)
     assert found["asked"] == WIDTHS[device]
@@ -221,9 +219,7 @@ def test_a_report_fits_the_screen(algo: str, device: str, pages: dict[str, Path]
 
 @pytest.mark.parametrize("device", WIDTHS)
 @pytest.mark.parametrize("algo", ["fedtgp", "fedplvm"])
-def test_a_screenshot_is_not_blank(
-    algo: str, device: str, pages: dict[str, Path], tmp_path: Path
-) -> None:
+def test_a_screenshot_is_not_blank(algo, device, pages, tmp_path):
     """Every screenful of the upper 4,000 pixels has something on it, in several colours.
 
     More than 1 % of its pixels differ from the background, in more than 20 of 512 shades.
@@ -245,7 +241,7 @@ def test_a_screenshot_is_not_blank(
 
 
 @pytest.fixture(scope="module")
-def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def compared(tmp_path_factory):
     """Make the report of a run with the baselines of `make run`, and return it."""
     config = run_config(
         tmp_path_factory.mktemp("compared"),
@@ -263,9 +259,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("scheme", ["dark", "light"])
 @pytest.mark.parametrize(("width", "height"), [(390, 844), (1440, 900)])
-def test_the_first_screen_shows_the_comparison(
-    width: int, height: int, scheme: str, compared: Path
-) -> None:
+def test_the_first_screen_shows_the_comparison(width, height, scheme, compared):
     """On a telephone and on a desk, light and dark, without scrolling in either direction."""
     found = measured(compared, FIRST_SCREEN, width, height, dark=scheme == "dark")
     assert (found["page"] < 0.1) == (scheme == "dark")
@@ -304,7 +298,7 @@ and cannot be reached by the keyboard. ``unnamed``: images without a text for sc
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def site(tmp_path_factory):
     """Build the documents' site, and return its folder."""
     pytest.importorskip("material")
     folder = tmp_path_factory.mktemp("site")
@@ -317,9 +311,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("scheme", ["dark", "light"])
 @pytest.mark.parametrize("device", WIDTHS)
 @pytest.mark.parametrize(("page", "has_equations"), [("index", False), ("algorithms/fedtgp", True)])
-def test_a_page_of_the_documents_fits_and_can_be_read(
-    page: str, has_equations: bool, device: str, scheme: str, site: Path
-) -> None:
+def test_a_page_of_the_documents_fits_and_can_be_read(page, has_equations, device, scheme, site):
     """Light and dark: all texts have contrast, every box can be scrolled, equations are drawn."""
     found = measured(site / f"{page}.html", SHOWN, WIDTHS[device], 900, dark=scheme == "dark")
     assert (found["page"] < 0.1) == (scheme == "dark")

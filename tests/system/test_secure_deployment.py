@@ -10,7 +10,6 @@ import shutil
 import sqlite3
 import ssl
 import stat
-from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from urllib.error import HTTPError
@@ -21,7 +20,7 @@ import pytest
 
 from tests.support import ROOT
 from tests.support.machines import HAPROXY, README, SITES, Machines, blocks_of, copy_checkout
-from tests.support.processes import free_port, wait_until
+from tests.support.processes import free_port, wait_until, without_colours
 from tests.support.strangers import strangers_at
 
 pytestmark = pytest.mark.system
@@ -29,7 +28,7 @@ OPERATIONS = ROOT / "docs" / "operations.md"
 
 
 @pytest.fixture(scope="module")
-def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
+def federation(tmp_path_factory):
     """Do what the README says up to its chapter "A run"; yield the machines."""
     with ExitStack() as running:
         machines = Machines(tmp_path_factory.mktemp("machines"), running)
@@ -37,12 +36,12 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
         yield machines
 
 
-def test_the_readme_says_who_runs_each_block() -> None:
+def test_the_readme_says_who_runs_each_block():
     assert len(blocks_of(README)) == README.read_text(encoding="utf-8").count("```sh") == 11
     assert {block.machine for block in blocks_of(README)} == {"preamble", "superlink", "north"}
 
 
-def test_private_files_are_private(federation: Machines) -> None:
+def test_private_files_are_private(federation):
     """Keys, the secret and the database are for their owner alone; no site has another's key."""
     certs = federation.checkout("superlink") / "certs"
     private = [certs / name for name in ("ca.key", "server.key", "superexec.secret")]
@@ -57,17 +56,17 @@ def test_private_files_are_private(federation: Machines) -> None:
 
 
 @pytest.fixture(scope="module")
-def output_of_the_run(federation: Machines) -> str:
+def output_of_the_run(federation):
     """Make the run of the README's last block, while strangers knock; return what it prints."""
     *_, run = blocks_of(README)
     with strangers_refused_at(federation):
         done = federation.run("superlink", run.text, timeout=240)
-    return re.sub(r"\x1b\[[0-9;]*m", "", done.stdout + done.stderr)
+    return without_colours(done.stdout + done.stderr)
 
 
 def test_two_registered_sites_complete_a_run_with_strangers_at_the_door(
-    federation: Machines, output_of_the_run: str
-) -> None:
+    federation, output_of_the_run
+):
     """The run loses no reply."""
     newest, *_ = federation.runs()
     assert newest["status"] == "finished:completed", output_of_the_run + federation.logs()
@@ -99,17 +98,17 @@ OF_EVERY_ROUND = (
 """Requests that the door does not log where they are answered."""
 
 
-def requests_in_log(machines: Machines) -> set[tuple[str, str]]:
+def requests_in_log(machines):
     """Return (status, path) of each request in the door's log."""
     line = r' (\d{3}) \d+ [^"]*"[A-Z]+ (\S+) HTTP/1.1"'
-    requests: set[tuple[str, str]] = set()
+    requests = set()
     for log in machines.folder.glob("superlink-*.log"):
         requests.update(re.findall(line, log.read_text()))
     return requests
 
 
 @contextmanager
-def strangers_refused_at(machines: Machines) -> Iterator[None]:
+def strangers_refused_at(machines):
     """Let strangers knock at the door during the block, if there is a door.
 
     They are refused with the right status, and neither the door nor the SuperLink has had 400 MB.
@@ -130,7 +129,7 @@ def strangers_refused_at(machines: Machines) -> Iterator[None]:
     assert max(memory.values()) < 400, memory
 
 
-def peak_memory(program: str) -> float:
+def peak_memory(program):
     """Return the most MB that a program, which this process has started, has had so far."""
     pids = []
     for process in psutil.Process().children(recursive=True):
@@ -152,8 +151,8 @@ REFUSED = {  # 2004 and 2001 are Flower's numbers
 
 @pytest.mark.parametrize(("authority", "key", "reason"), REFUSED.values(), ids=REFUSED)
 def test_a_supernode_without_the_right_key_or_authority_is_refused(
-    authority: str, key: str, reason: str, federation: Machines, tmp_path: Path
-) -> None:
+    authority, key, reason, federation, tmp_path
+):
     """It ends with the reason, and is not listed as a node."""
     stranger = "python docker/certificates.py stranger --node stranger --server localhost"
     federation.step("north", stranger)
@@ -175,7 +174,7 @@ def test_a_supernode_without_the_right_key_or_authority_is_refused(
 @pytest.mark.skipif(
     not HAPROXY.exists(), reason=f"the door needs {HAPROXY} (apt-get install haproxy)"
 )
-def test_the_door_is_for_supernodes_only(federation: Machines) -> None:
+def test_the_door_is_for_supernodes_only(federation):
     """It answers 404 to all but health and the paths of SuperNodes, whatever their spelling.
 
     The SuperLink itself, which only its own machine can reach, knows the other paths. What the door
@@ -200,7 +199,12 @@ def test_the_door_is_for_supernodes_only(federation: Machines) -> None:
     wait_until(lambda: line in requests_in_log(federation), federation.logs, timeout=30)
 
 
-def ask(machines: Machines, port: int, path: str, data: bytes | None = None) -> int:
+def test_the_superlink_itself_listens_for_its_own_machine_alone(federation):
+    listening = [link.laddr for link in psutil.net_connections() if link.status == "LISTEN"]
+    assert {ip for ip, port in listening if port == federation.superlink} == {"127.0.0.1"}
+
+
+def ask(machines, port, path, data=None):
     """Return the status with which a port of the SuperLink's machine answers a request.
 
     It is a POST with ``data``, or a GET.
@@ -215,7 +219,7 @@ def ask(machines: Machines, port: int, path: str, data: bytes | None = None) -> 
         return error.code
 
 
-def test_a_worker_without_the_secret_gets_nothing(federation: Machines, tmp_path: Path) -> None:
+def test_a_worker_without_the_secret_gets_nothing(federation, tmp_path):
     command = "exec protofl worker --runtime-api-address 127.0.0.1:8001"
     command += " --root-certificates certs/ca.crt"
     federation.end_of("superlink", command, tmp_path / "log")  # it ends, and says nothing
@@ -223,7 +227,7 @@ def test_a_worker_without_the_secret_gets_nothing(federation: Machines, tmp_path
 
 
 # -- docs/operations.md, on what stands ------------------------------------------------------------
-def nodes(machines: Machines) -> dict[str, tuple[str, str]]:
+def nodes(machines):
     """Return site -> (node, state), as `protofl status` shows them."""
     shown = machines.run("superlink", "protofl status federation", timeout=240)
     assert shown.returncode in (0, 3), shown.stderr  # 3: a site is offline, or the last run failed
@@ -235,12 +239,10 @@ def nodes(machines: Machines) -> dict[str, tuple[str, str]]:
     return found
 
 
-def shown_once(
-    machines: Machines, wanted: Callable[[dict[str, tuple[str, str]]], bool]
-) -> dict[str, tuple[str, str]]:
+def shown_once(machines, wanted):
     """Wait until `nodes` are as ``wanted`` says, and return them."""
 
-    def found() -> dict[str, tuple[str, str]]:
+    def found():
         shown = nodes(machines)
         return shown if wanted(shown) else {}
 
@@ -248,7 +250,7 @@ def shown_once(
 
 
 @pytest.mark.usefixtures("output_of_the_run")  # before it, a site has no models to retain
-def test_the_operators_page(federation: Machines) -> None:
+def test_the_operators_page(federation):
     """The page's blocks run in order. North gets a new key at the end, and nobody else notices."""
     before = shown_once(federation, lambda found: all(found[site][1] == "online" for site in SITES))
 
@@ -262,7 +264,7 @@ def test_the_operators_page(federation: Machines) -> None:
     with sqlite3.connect(backup) as copy:
         assert copy.execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
-    def north_is_back(found: dict[str, tuple[str, str]]) -> bool:
+    def north_is_back(found):
         return found["north"] != before["north"] and found["north"][1] == "online"
 
     now = shown_once(federation, north_is_back)
@@ -270,14 +272,14 @@ def test_the_operators_page(federation: Machines) -> None:
     assert now["south"] == before["south"]
 
 
-def chapter(title: str, kind: str = "sh superlink") -> list[str]:
+def chapter(title, kind="sh superlink"):
     """Return the blocks of a kind in a chapter of the operators' page."""
     page = OPERATIONS.read_text(encoding="utf-8")
     (text,) = re.findall(rf"(?ms)^## {title}\n(.*?)(?=^## |\Z)", page)
     return re.findall(rf"(?ms)^```{kind}\n(.*?)^```", text)
 
 
-def stopped_run(machines: Machines) -> str:
+def stopped_run(machines):
     """Start the README's run with eight rounds; return its number once it is in its second.
 
     The test then stops it.
@@ -293,7 +295,7 @@ def stopped_run(machines: Machines) -> str:
     return str(unfinished[0]["run-id"])
 
 
-def upgrade(machines: Machines) -> None:
+def upgrade(machines):
     """Give all machines newer code, which makes the file ``newer`` where a client runs it."""
     for machine in machines.services:
         copy_checkout(machines.checkout(machine))
@@ -302,7 +304,7 @@ def upgrade(machines: Machines) -> None:
 
 
 @pytest.mark.long
-def test_what_else_the_operators_page_says(federation: Machines) -> None:
+def test_what_else_the_operators_page_says(federation):
     """The chapters on stopping, backup, certificates, upgrade and erasure, in one story.
 
     A run is stopped; the SuperLink loses its database and gets the backup's, in which a guest is
@@ -321,7 +323,7 @@ def test_what_else_the_operators_page_says(federation: Machines) -> None:
     federation.step("superlink", register_guest)
     assert "guest" in nodes(federation)
 
-    def meanwhile() -> None:
+    def meanwhile():
         federation.step("superlink", *chapter("Backup and restore", kind="sh superlink restoring"))
         federation.step("superlink", renew)
         upgrade(federation)

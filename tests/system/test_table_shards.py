@@ -4,7 +4,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
@@ -24,7 +23,7 @@ against: Local
 """
 
 
-def table(folder: Path, *words: str) -> subprocess.Popen[bytes]:
+def table(folder, *words):
     """Start `protofl table` on `TABLE`, with results in ``folder``; its clients die with it."""
     file = folder / "mine.yaml"
     file.write_text(TABLE, encoding="utf-8")
@@ -33,11 +32,11 @@ def table(folder: Path, *words: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
-def kill_within_a_run(process: subprocess.Popen[bytes], folder: Path) -> None:
+def kill_within_a_run(process, folder):
     """Kill the process once it has stored a checkpoint of a run that is not finished."""
     start = time.time()
 
-    def is_within() -> bool:
+    def is_within():
         for file in folder.glob("runs/*/checkpoints/00000[1-9].safetensors"):
             is_finished = (file.parents[1] / "summary.json").exists()
             if file.stat().st_mtime >= start and not is_finished:
@@ -51,7 +50,7 @@ def kill_within_a_run(process: subprocess.Popen[bytes], folder: Path) -> None:
     assert cut, "no run was cut"
 
 
-def files_of(folder: Path) -> dict[str, bytes]:
+def files_of(folder):
     """Return the table's files by name, without costs: seconds differ from run to run."""
     files = {file.name: file.read_bytes() for file in folder.glob("mine.*")}
     assert b"\\bottomrule" in files.pop("mine.costs.tex")
@@ -60,7 +59,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
     return files
 
 
-def test_a_sharded_table_that_is_killed_twice_equals_an_undisturbed_one(tmp_path: Path) -> None:
+def test_a_sharded_table_that_is_killed_twice_equals_an_undisturbed_one(tmp_path):
     """Two processes make one half of the runs each; the first is killed twice before.
 
     A last process finds all runs made, and writes the same files.

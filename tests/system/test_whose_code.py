@@ -5,14 +5,12 @@ At a site, and at a worker, of each kind.
 
 import json
 import stat
-from collections.abc import Iterator
 from contextlib import ExitStack
-from pathlib import Path
 
 import pytest
 
 from tests.support.machines import changed_checkout
-from tests.support.processes import BIN, Connection, environment, process, superlink, supernode
+from tests.support.processes import BIN, environment, process, superlink, supernode
 
 pytestmark = pytest.mark.system
 
@@ -25,11 +23,11 @@ class Federation:
     East runs its own code, south whatever comes.
     """
 
-    def __init__(self, folder: Path, running: ExitStack) -> None:
+    def __init__(self, folder, running):
         self.folder = folder
         self.changed = changed_checkout(folder / "changed")
-        self.link: Connection = running.enter_context(superlink(folder, "--isolation", "process"))
-        programs: dict[str, tuple[str, ...]] = {
+        self.link = running.enter_context(superlink(folder, "--isolation", "process"))
+        programs = {
             "east": (PROTOFL, "site", "run", "--start-method", "spawn"),  # others run with "fork"
             "south": ("flower-supernode",),
         }
@@ -38,7 +36,7 @@ class Federation:
             facts += f' state-dir="{folder / site / "state"}" cache-dir="{folder / site / "cache"}"'
             running.enter_context(supernode(self.link, folder / site, facts, program))
 
-    def run(self, name: str, *program: str) -> tuple[str, str]:
+    def run(self, name, *program):
         """Submit the changed app while a worker, this ``program``, is there.
 
         Return what the run prints, and its status.
@@ -50,28 +48,26 @@ class Federation:
         with process(command, environment(self.home(name)), self.folder / f"{name}.log"):
             return self.link.run("--run-config", settings, app=self.changed)
 
-    def log(self, site: str) -> str:
+    def log(self, site):
         return (self.folder / site / "supernode.log").read_text()
 
-    def home(self, name: str) -> Path:
+    def home(self, name):
         """Return the Flower home of a site, or of a run's worker, in which bundles are unpacked."""
         return self.folder / name / "home"
 
-    def has_run_changed_code(self, name: str) -> bool:
+    def has_run_changed_code(self, name):
         """True if the changed code has run at a site, or at a run's worker."""
         return (self.home(name) / "was-here").exists()
 
 
 @pytest.fixture(scope="module")
-def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+def federation(tmp_path_factory):
     """Start one federation for all tests of this file."""
     with ExitStack() as running:
         yield Federation(tmp_path_factory.mktemp("sites"), running)
 
 
-def test_changed_code_runs_neither_at_a_site_of_site_run_nor_at_a_worker_of_protofl(
-    federation: Federation,
-) -> None:
+def test_changed_code_runs_neither_at_a_site_of_site_run_nor_at_a_worker_of_protofl(federation):
     """East is a `protofl site run`, south Flower's SuperNode, which runs whatever is submitted."""
     results = federation.folder / "results"
     output, status = federation.run("ours", PROTOFL, "worker", "--out-dir", str(results))
@@ -91,8 +87,8 @@ def test_changed_code_runs_neither_at_a_site_of_site_run_nor_at_a_worker_of_prot
 
 
 def test_changed_code_runs_at_flowers_worker_and_changed_defaults_are_refused_by_site_run(
-    federation: Federation,
-) -> None:
+    federation,
+):
     """The submitted app has another default of lr: east, which runs its own code, refuses that."""
     settings = federation.changed / "pyproject.toml"
     before = settings.read_text()

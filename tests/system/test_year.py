@@ -17,8 +17,8 @@ import pytest
 
 from protofl_common.tools.site.approvals import decide
 from protofl_common.tools.site.node import node_config
-from tests.support.operators import PROTOFL, approving, done, study
-from tests.support.processes import Connection, superlink, supernode, wait_until
+from tests.support.operators import PROTOFL, done, study
+from tests.support.processes import Connection, approving, superlink, supernode, wait_until
 
 pytestmark = [pytest.mark.system, pytest.mark.long]
 FOUR = ("east", "north", "south", "west")
