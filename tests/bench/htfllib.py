@@ -91,27 +91,10 @@ def defaults(library: Path) -> dict[str, Any]:
 def seconds(
     library: Path, folder: Path, settings: Settings, clients: int, rounds: int, **changes: Any
 ) -> list[float]:
-    """Return the seconds of each round after the first, in which clients have no prototypes yet.
+    """Run HtFLlib on the samples in ``folder``; return the seconds of each round after the first.
 
-    The arguments are those of `finished`.
-    """
-    return finished(library, folder, settings, clients, rounds, **changes)["seconds"][1:]
-
-
-def finished(
-    library: Path,
-    folder: Path,
-    settings: Settings,
-    clients: int,
-    rounds: int,
-    threads: int = 0,
-    **changes: Any,
-) -> dict[str, list[float]]:
-    """Run HtFLlib on the samples in ``folder``; return the ``seconds`` of each of its rounds.
-
-    Beside them stands the ``accuracy`` before each round. Its process takes so many ``threads``,
-    or, with 0, as many as PyTorch chooses, whatever this process is allowed. ``changes`` are of
-    HtFLlib's options.
+    In the first one clients have no prototypes yet. Its process takes as many threads as PyTorch
+    chooses, whatever this process is allowed. ``changes`` are of HtFLlib's options.
     """
     hparams = settings.hparams
     training = settings.training
@@ -137,25 +120,23 @@ def finished(
         "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1",  # it stores whole modules
     }
     environment.pop("OMP_NUM_THREADS", None)
-    if threads:
-        environment["OMP_NUM_THREADS"] = str(threads)
     place = folder / "system"
     place.mkdir(exist_ok=True)
     text = json.dumps(defaults(library) | OPTIONS | options | changes)
     command = [sys.executable, "-m", "tests.bench.htfllib", text]
     done = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    return json.loads(done.stdout.splitlines()[-1])[1:]
 
 
-def run(options: dict[str, Any]) -> dict[str, list[float]]:
-    """Be HtFLlib's process: return a run's seconds by round, and the test accuracy before each."""
+def run(options: dict[str, Any]) -> list[float]:
+    """Be HtFLlib's process: return a run's seconds by round."""
     sys.modules["h5py"] = MagicMock()  # for its file of results, which is not needed
     module, name = SERVERS[options["algorithm"]]
     kind = getattr(importlib.import_module(f"flcore.servers.{module}"), name)
     server = kind(SimpleNamespace(**options), 0)  # 0: the number of the repetition
     server.train()
-    return {"seconds": server.Budget, "accuracy": server.rs_test_acc}
+    return server.Budget
 
 
 if __name__ == "__main__":

@@ -29,7 +29,6 @@ class FedProto:
         assert args.of_a_later_version is False
         assert args.local_learning_rate == 0.05, "a run's own setting"
         self.Budget = [float(args.num_clients), float(args.global_rounds), args.lamda]
-        self.rs_test_acc = [0.5]
 
     def train(self):
         pass
