@@ -258,18 +258,3 @@ def test_there_is_one_training_loop() -> None:
         if GRADIENTS.search(path.read_text("utf-8")):
             loops.add(str(path.relative_to(client_app)))
     assert loops == {"learning/training.py", *OWN_RULE}
-
-
-@pytest.mark.parametrize(("line", "takes_gradients"), [
-    ("loss.backward()", True),
-    ("terms['total'].backward(retain_graph=True)", True),
-    ("torch.autograd.grad(loss, parameters)", True),
-    ("autograd.grad(loss, parameters)", True),
-    ("torch.autograd.backward(loss)", True),
-    ("from torch.autograd import grad", True),
-    ("from torch.autograd import Function, grad", True),
-    ("with torch.no_grad():", False),
-    ("needs_gradients = False", False),
-])  # fmt: skip
-def test_another_training_loop_would_be_found(line: str, takes_gradients: bool) -> None:
-    assert bool(GRADIENTS.search(line)) is takes_gradients

@@ -1,7 +1,5 @@
 """A new algorithm takes five places at most, which CONTRIBUTING.md lists; none is forgotten."""
 
-from dataclasses import replace
-
 import pytest
 
 from protofl_common.config.options import keys_of
@@ -50,20 +48,3 @@ def forgotten(algo: str) -> list[str]:
 def test_a_new_algorithm_is_complete(algo: str) -> None:
     places = forgotten(algo)
     assert not places, f"{algo} lacks something in {'; '.join(places)}"
-
-
-def test_what_is_forgotten_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A new row has nothing else: halves, script, its declaration and the page are missing."""
-    row = replace(
-        CATALOG["fedprox"],
-        client="client_app.algorithms.brand_new",
-        server="server_app.strategies.brand_new",
-    )
-    monkeypatch.setitem(CATALOG, "brand-new", row)
-
-    assert [place.partition(",")[0] for place in forgotten("brand-new")] == [
-        "client_app/algorithms/brand_new.py",
-        "server_app/strategies/brand_new.py",
-        *["tests/unit/reference/test_brand_new.py"] * 3,
-        "docs/algorithms/brand-new.md",
-    ]

@@ -39,7 +39,7 @@ from PIL import Image
 from client_app.site.audit import append
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.catalog import CATALOG
-from protofl_common.experiment.node import NODE_KEYS, refusals
+from protofl_common.experiment.node import refusals
 from protofl_common.experiment.settings import app_folder, default_run_config, digest_of
 from protofl_common.privacy.plan import Mechanism, epsilon
 from protofl_common.tools.cli import main
@@ -879,11 +879,6 @@ def test_the_page_names_the_algorithms_that_meet_both_demands(site: Path) -> Non
 
     (listed,) = re.findall(r"the algorithms:\s(.*?)\.\sThe run may also use `local`", PAGE, re.S)
     assert set(re.findall(r"`([a-z-]+)`", listed)) | {"local"} == able
-
-
-def test_the_page_names_every_key_of_a_node_config() -> None:
-    tables = "".join(line for line in PAGE.splitlines() if line.startswith("| `"))
-    assert set(NODE_KEYS) <= set(re.findall(r"`([a-z-]+)`", tables))
 
 
 def test_the_check_prints_classes_and_numbers_as_the_operator_needs_them(

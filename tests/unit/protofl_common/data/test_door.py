@@ -343,33 +343,36 @@ def test_classes_may_have_their_images_in_folders_of_one_name(photos: Path, read
     assert len(read("image-folder", photos, image_size=8).labels) == 8
 
 
-@pytest.mark.parametrize("names", ["train test", "train2017 val2017", "fold1 fold2", "TestSet val"])
-def test_folders_that_are_called_parts_are_no_classes(names: str, photos: Path, read: Read) -> None:
-    for name, old in zip(names.split(), ("cat", "dog"), strict=True):
-        (photos / old).rename(photos / name)
-    with refused("parts, folds or sites of a data set, which would be taken for classes"):
-        read("image-folder", photos, image_size=8)
-
-
-@pytest.mark.parametrize("layout", [
-    "seg_train/seg_train seg_test/seg_test",
-    "north south",
-    "chest/train train",
+@pytest.mark.parametrize(("parts", "inside"), [
+    ("train test", "."),
+    ("train2017 val2017", "."),
+    ("fold1 fold2", "."),
+    ("TestSet val", "."),
+    ("eval dog", "dog"),  # "eval" alone might be a class, but it has dogs beside "dog"
+    ("seg_train/seg_train seg_test/seg_test", "cat dog"),
+    ("north south", "cat dog"),
+    ("chest/train train", "cat dog"),
 ])  # fmt: skip
-def test_parts_folds_and_sites_are_no_classes(layout: str, photos: Path, read: Read) -> None:
-    root = photos.parent / "data"
-    for shade, part in enumerate(layout.split()):
-        for number, name in enumerate(("cat", "dog")):
-            write_image(root / part / name / "0.png", (shade, number, 0))
-    with refused("parts, folds or sites of a data set, which would be take"):
-        read("image-folder", root, image_size=8)
+def test_parts_folds_and_sites_are_no_classes(
+    parts: str, inside: str, tmp_path: Path, read: Read
+) -> None:
+    """Images lie in the parts themselves, or in folders ``inside`` them."""
+    for shade, part in enumerate(parts.split()):
+        for number, name in enumerate(inside.split()):
+            write_image(tmp_path / part / name / "0.png", (shade, number, 0))
+    with refused("parts, folds or sites of a data set, which would be taken for classes"):
+        read("image-folder", tmp_path, image_size=8)
 
 
 def test_parts_are_no_domains_though_there_are_other_folders(photos: Path, read: Read) -> None:
-    for part in ("train", "test", "extra"):
+    """A class may be called "valid", for all that one can know."""
+    for part in ("train", "Test", "extra"):
         write_image(photos.parent / "data" / part / "cat" / "0.png")
-    with refused("test, train in .* which would be taken for domains; .* call sites otherwise"):
+    with refused("Test, train in .* which would be taken for domains; .* call sites otherwise"):
         read("domain-folder", photos.parent / "data", image_size=8)
+
+    (photos / "dog").rename(photos / "valid")
+    assert read("image-folder", photos, image_size=8).classes == ("cat", "valid")
 
 
 def test_a_copy_of_an_image_is_left_out_or_refused(photos: Path, read: Read) -> None:
@@ -385,7 +388,7 @@ def test_a_copy_of_an_image_is_left_out_or_refused(photos: Path, read: Read) -> 
     with refused(r"cat/0\.jpg and .*dog/copy\.png .* of two labels"):
         read("image-folder", photos, image_size=8)
     for column, first, second in (("split", "train", "test"), ("client", "p", "q")):
-        rows = f"cat/0.jpg,cat,{first}\ndog/1.jpg,dog,{first}\ncat/copy.png,cat,{second}\n"
+        rows = f"cat/0.jpg,cat,{first}\ndog/1.jpg,dog,{first}\ndog/../cat/copy.png,cat,{second}\n"
         (photos / "list.csv").write_text(f"file,label,{column}\n{rows}")
         with refused("line 2 and line 4 are equal in all inputs, and of tw"):
             read("manifest", photos / "list.csv", image_size=8)

@@ -13,7 +13,6 @@ from protofl_common.data.division import Division
 from protofl_common.data.partitions import (
     DIVIDE,
     Pool,
-    _filled_up,
     balanced_dirichlet,
     dirichlet,
     pathological_in_order,
@@ -415,21 +414,3 @@ def test_there_is_a_division_where_the_numbers_allow_one(
     shares = DIVIDE[partition](pool, settings, 200, np.random.default_rng(3))
 
     assert {len(share) for share in shares} == {2}
-
-
-def test_the_poor_are_filled_up_in_their_own_proportions_by_those_with_most() -> None:
-    """The second of three clients N has 1 sample of two classes C, and shall have 4.
-
-    Drawn as 0.6 to 0.2 these are 3 and 1; drawn as 0 to 0.5, none and 4.
-    """
-    counts_CN = np.array([[9, 0, 4], [3, 1, 6]])
-
-    mostly_first_CN = np.array([[0.6, 0.6, 0.2], [0.2, 0.2, 0.6]])
-    filled_CN = _filled_up(counts_CN, mostly_first_CN, 4)
-
-    assert filled_CN.tolist() == [[6, 3, 4], [3, 1, 6]]
-
-    only_second_CN = np.array([[0.6, 0.0, 0.2], [0.2, 0.5, 0.6]])
-    filled_CN = _filled_up(counts_CN, only_second_CN, 4)
-
-    assert filled_CN.tolist() == [[9, 0, 4], [3, 4, 3]]

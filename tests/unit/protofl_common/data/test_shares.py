@@ -10,43 +10,6 @@ from protofl_common.data import partitions
 LABELS = st.lists(st.integers(0, 4), min_size=2, max_size=60).map(np.array)
 
 
-@given(
-    st.lists(st.integers(0, 4), max_size=60).map(lambda labels: np.array(labels, dtype=np.int64)),
-    st.integers(0, 99),
-)
-def test_a_shuffled_class_has_its_positions_in_one_common_order(
-    labels: np.ndarray, seed: int
-) -> None:
-    """Each class has its positions in the order of one permutation of all samples."""
-    decks = partitions.shuffled_by_class(labels, np.random.default_rng(seed))
-
-    shuffled = np.random.default_rng(seed).permutation(len(labels))
-    for deck, label in zip(decks, np.unique(labels), strict=True):
-        assert deck.tolist() == shuffled[labels[shuffled] == label].tolist()
-
-
-@given(
-    st.lists(st.sampled_from([0.0, 0.25, 1.0, 2.0]), max_size=40),
-    st.integers(0, 50),
-    st.integers(0, 99),
-)
-def test_the_rows_of_lowest_turn_are_taken_and_ties_drawn_by_lot(
-    turns: list[float], limit: int, seed: int
-) -> None:
-    """`_first` takes the ``limit`` rows of lowest turn, and draws lots among equals.
-
-    A limit of 0 takes all rows.
-    """
-    first, others = partitions._first(np.array(turns), limit, np.random.default_rng(seed))
-
-    lots = np.random.default_rng(seed).random(len(turns))
-    order = np.lexsort((lots, turns))  # by turn, then by lot
-    taken = limit or len(turns)
-
-    assert first.tolist() == sorted(order[:taken])
-    assert others.tolist() == sorted(order[taken:])
-
-
 @given(LABELS, st.floats(0.01, 0.99), st.integers(0, 99))
 def test_split_is_stratified(labels: np.ndarray, fraction: float, seed: int) -> None:
     """Nothing is lost, no part is empty, and each class of two samples is in both parts."""

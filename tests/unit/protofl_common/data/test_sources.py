@@ -119,23 +119,6 @@ def test_a_domain_folder_has_its_domains_and_classes_and_nothing_hidden(
     assert (data.inputs[data.domains == 1, 0] == 200).all()
 
 
-def test_folders_of_parts_are_no_classes_and_no_domains(read: Read, domain_dir: Path) -> None:
-    """Folders that are called train and Test are refused, for their names say what they are."""
-    train = (domain_dir / "photo").rename(domain_dir / "train")
-    test = (domain_dir / "sketch").rename(domain_dir / "Test")
-    for dataset, taken in (("image-folder", "classes"), ("domain-folder", "domains")):
-        said = rf"Test, train in .* which would be taken for {taken}; .* list the images"
-        with refused(said):
-            read(dataset, domain_dir)
-
-    # "valid" may be a class, for all that one can know; "eval" beside "dog" has dogs, so it is none
-    (test / "cat").rename(train / "valid")
-    assert read("image-folder", train).classes == ("cat", "dog", "valid")
-    test.rename(train / "eval")
-    with refused("eval in .*: parts, folds or sites of a data set, which would be taken for cl"):
-        read("image-folder", train)
-
-
 def test_folders_that_macos_has_named(read: Read, domain_dir: Path) -> None:
     """The two spellings of an umlaut name one domain, and one class."""
     (domain_dir / "photo").rename(domain_dir / "Bu\u0308ro")

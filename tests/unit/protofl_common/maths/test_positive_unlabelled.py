@@ -16,11 +16,6 @@ HALF = -log(1 / 2 + 1e-6)
 QUARTER = -log(3 / 4 + 1e-6)
 
 
-def test_the_loss_of_not_being_of_a_class_by_hand() -> None:
-    expected = [[HALF, QUARTER, QUARTER], [QUARTER, HALF, QUARTER], [QUARTER, QUARTER, HALF]]
-    np.testing.assert_allclose(loss_of_absence(LOGITS).numpy(), expected)
-
-
 def reference(
     logits: np.ndarray, labels: np.ndarray, counts: np.ndarray, unlabelled: int, floor: float
 ) -> float:

@@ -93,13 +93,6 @@ def test_a_moment_of_one_sample_hardly_moves() -> None:
     assert (resampled(moment, torch.ones(2)) - moment).abs().max() < 0.01
 
 
-def test_coefficients_of_fusion_by_hand() -> None:
-    """Variances over the two clients of 1, 3 and 0: p = 1/2, 3/4 and 0, scaled to a mean of 1."""
-    averages = torch.tensor([[1.0, 0.0, 5.0], [3.0, 12**0.5, 5.0]], dtype=torch.float64)
-    wanted = torch.tensor([1.2, 1.8, 0.0], dtype=torch.float64)
-    torch.testing.assert_close(fusion_coefficients(averages), wanted, rtol=0, atol=1e-5)
-
-
 def test_one_client_or_huge_averages_leave_finite_coefficients() -> None:
     one_client = torch.tensor([[1.0, 0.0, 5.0]], dtype=torch.float64)
     equal = torch.ones(3, dtype=torch.float64)

@@ -137,20 +137,6 @@ def assert_same_draws(one: torch.Generator, other: torch.Generator) -> None:
     assert torch.equal(torch.rand(4, generator=one), torch.rand(4, generator=other))
 
 
-def test_names_of_entries() -> None:
-    """An attribute's name begins the names of its tensors; of what is None there are none."""
-    lived = Half()
-    lived.live()
-
-    names = set(pack_attributes(lived, ("model", "tensor", "prototypes", "absent", "table")))
-
-    assert {"model/0.weight", "model/1.running_mean", "tensor"} <= names
-    assert {"prototypes:means", "prototypes:labels"} <= names
-    assert {"table/plain", "table/site-1:means"} <= names
-    assert {"table/a:b/deep/site.2:labels", "table/a:b/beside:counts"} <= names
-    assert not any(name.startswith("absent") for name in names)
-
-
 def test_entries_are_copies() -> None:
     """The attribute may change while its entry is written."""
     half = Half()
