@@ -1,6 +1,6 @@
 """FedGen, two rounds: bodies of different architectures.
 
-Generator, ensemble of heads and Adam by hand, in float64.
+Generator and ensemble of heads by hand, in float64.
 """
 
 import itertools
@@ -77,7 +77,7 @@ def before_norm(w: plain.State, labels: torch.Tensor, noise: torch.Tensor) -> to
 
 
 class Generator:
-    """The server's generator, its running statistics, and Adam's two moments, in float64."""
+    """The server's generator, its running statistics, and its optimizer, in float64."""
 
     def __init__(self, seed: int) -> None:
         self.w = {}
@@ -86,9 +86,7 @@ class Generator:
                 self.w[name] = value.double()
         self.mean = torch.zeros(DIM).double()
         self.var = torch.ones(DIM).double()
-        self.m = dict.fromkeys(self.w, torch.zeros(()))
-        self.v = dict.fromkeys(self.w, torch.zeros(()))
-        self.steps = 0
+        self.adam = plain.Adam(LR)
         self.random = torch.Generator().manual_seed(seed)
 
     def train(self, heads: list[plain.State], sizes: list[int], totals: torch.Tensor) -> None:
@@ -112,21 +110,7 @@ class Generator:
 
             self.mean = 0.9 * self.mean + 0.1 * mean.detach()
             self.var = 0.9 * self.var + 0.1 * var.detach() * SIZE / (SIZE - 1)  # unbiased
-            self.adam(dict(zip(leaves, gradients, strict=True)))
-
-    def adam(self, gradients: plain.State) -> None:
-        """m ← β1 m + (1 − β1) g; v ← β2 v + (1 − β2) g²; w ← w − η m̂ / (√v̂ + ε)."""
-        self.steps += 1
-        for name, g in gradients.items():
-            m = 0.9 * self.m[name] + 0.1 * g
-            v = 0.999 * self.v[name] + 0.001 * g * g
-            self.m[name] = m
-            self.v[name] = v
-
-            m_hat = m / (1 - 0.9**self.steps)
-            v_hat = v / (1 - 0.999**self.steps)
-            step = LR * m_hat / (torch.sqrt(v_hat) + 1e-8)
-            self.w[name] = self.w[name] - step
+            self.w = self.adam.step(self.w, dict(zip(leaves, gradients, strict=True)))
 
     def features(self, labels: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
         """Return G(ε, y) as a client has it: normalised by the running statistics."""

@@ -31,22 +31,16 @@ SIZE = 10
 def adamw(
     model: torch.nn.Module, batches: Iterable[list[int]], x: torch.Tensor, y: list[int]
 ) -> plain.State:
-    """Train a model on features x by AdamW, with β1 = 0.9, β2 = 0.999, λ = 0.01, ε = 1e-8.
-
-    m ← β1 m + (1 − β1) g; v ← β2 v + (1 − β2) g²; w ← w − η λ w − η m̂ / (√v̂ + ε).
-    """
-    parameters = list(model.parameters())
-    moments = [(torch.zeros_like(p), torch.zeros_like(p)) for p in parameters]
+    """Train a model on features x by AdamW, with a decay of 0.01."""
     model.train()
-    for t, batch in enumerate(batches, start=1):
+    optimizer = plain.Adam(RATE, decay=0.01)
+    for batch in batches:
+        weights = dict(model.named_parameters())
         loss = plain.cross_entropy(model(x[batch]), [y[i] for i in batch])
-        gradients = torch.autograd.grad(loss, parameters)
+        gradients = torch.autograd.grad(loss, list(weights.values()))
         with torch.no_grad():
-            for p, g, (m, v) in zip(parameters, gradients, moments, strict=True):
-                m.mul_(0.9).add_(0.1 * g)
-                v.mul_(0.999).add_(0.001 * g * g)
-                p.sub_(RATE * 0.01 * p)
-                p.sub_(RATE * (m / (1 - 0.9**t)) / ((v / (1 - 0.999**t)).sqrt() + 1e-8))
+            after = optimizer.step(weights, dict(zip(weights, gradients, strict=True)))
+            model.load_state_dict(after, strict=False)  # which has no buffers
     return plain.copied(model)
 
 

@@ -49,14 +49,10 @@ SOME = ["resnet4-imagenet-stem", "resnet10", "resnet10-imagenet-stem", "resnet18
 @pytest.mark.parametrize("arch", [*SOME, "resnet50-imagenet-stem", "googlenet", "mobilenet-v2"])
 def test_shapes_of_larger_networks(arch: str) -> None:
     """What is built for 28 pixels a side takes 64; GoogLeNet must be built for the smallest."""
-    for size, built_for in ((28, 28), (64, 28), (8, 8)):
-        assert_shapes(arch, 1, size, built_for)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("size", range(9, 18))
-def test_shapes_of_googlenet_on_small_images(size: int) -> None:
-    assert_shapes("googlenet", 1, size, built_for=size)
+    small = range(8, 18) if arch == "googlenet" else (8,)
+    assert_shapes(arch, 1, 64, built_for=28)
+    for size in (28, *small):
+        assert_shapes(arch, 1, size, built_for=size)
 
 
 @pytest.mark.slow
@@ -74,31 +70,25 @@ def test_larger_networks_learn(arch: str) -> None:
     assert_it_learns(model, torch.rand(4, 3, 32, 32), lr=0.1, steps=1)
 
 
-def head_shapes(arch: str) -> dict[str, tuple[int, ...]]:
+HIDDEN_HEADS = net.HTC4[1:]  # of the four heads the first has no hidden layer
+HEADS = [*CNN_PLANS, *SOME[:2], "googlenet", "mobilenet-v2"]
+HEADS += [arch for arch in LARGER if arch.endswith(HIDDEN_HEADS)]
+
+
+@pytest.mark.parametrize("arch", HEADS)
+def test_heads_have_named_parts_and_those_without_a_hidden_layer_can_be_exchanged(
+    arch: str,
+) -> None:
     with torch.device("meta"):
         weights = build(arch).head.state_dict()
-    return {name: tuple(value.shape) for name, value in weights.items()}
+    shapes = {"weight": (CLASSES, DIM), "bias": (CLASSES,)}
+    _, _, width = arch.partition("+fc")
+    if width:
+        hidden = int(width)
+        shapes["weight"] = (CLASSES, hidden)
+        shapes |= {"hidden.weight": (hidden, DIM), "hidden.bias": (hidden,)}
 
-
-@pytest.mark.parametrize(
-    "arch", [*CNN_PLANS, "resnet10", "resnet4-imagenet-stem", "googlenet", "mobilenet-v2"]
-)
-def test_heads_without_a_hidden_layer_can_be_exchanged(arch: str) -> None:
-    assert head_shapes(arch) == {"weight": (CLASSES, DIM), "bias": (CLASSES,)}
-
-
-HIDDEN_HEADS = net.HTC4[1:]  # of the four heads the first has no hidden layer
-
-
-@pytest.mark.parametrize("arch", [arch for arch in LARGER if arch.endswith(HIDDEN_HEADS)])
-def test_heads_with_a_hidden_layer_have_named_parts(arch: str) -> None:
-    hidden = int(arch.rpartition("fc")[2])
-    assert head_shapes(arch) == {
-        "hidden.weight": (hidden, DIM),
-        "hidden.bias": (hidden,),
-        "weight": (CLASSES, hidden),
-        "bias": (CLASSES,),
-    }
+    assert {name: tuple(value.shape) for name, value in weights.items()} == shapes
 
 
 @pytest.mark.slow
