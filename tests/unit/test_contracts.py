@@ -72,7 +72,7 @@ def twins(algo: str) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("algo", CATALOG)
-def test_a_row_names_both_halves(algo: str) -> None:
+def test_a_row_names_both_halves(algo):
     """A half stands in the file of its name; one that adds nothing is the one it inherits."""
     row = CATALOG[algo]
     assert issubclass(client_half(row), ClientAlgorithm)
@@ -85,7 +85,7 @@ def test_a_row_names_both_halves(algo: str) -> None:
 
 
 @pytest.mark.parametrize("algo", CATALOG)
-def test_twins_point_to_each_other_and_stay_short(algo: str) -> None:
+def test_twins_point_to_each_other_and_stay_short(algo):
     files = [path for path in twins(algo) if (ROOT / path).exists()]
     for path in files:
         text = (ROOT / path).read_text(encoding="utf-8")
@@ -100,19 +100,19 @@ def test_twins_point_to_each_other_and_stay_short(algo: str) -> None:
     ("client_app.site.client:Client", "Client is no subclass of ClientAlgorithm"),
     ("client_app.site.client", "is no subclass|AttributeError|ValueError"),
 ])  # fmt: skip
-def test_a_row_that_names_no_half_is_refused(path: str, reason: str) -> None:
+def test_a_row_that_names_no_half_is_refused(path, reason):
     with pytest.raises(SettingsError, match=reason):
         half(path, ClientAlgorithm)
 
 
-def test_every_half_is_of_an_algorithm_of_the_catalog() -> None:
+def test_every_half_is_of_an_algorithm_of_the_catalog():
     files = {path.stem for path in files_of(*HALVES)} - {"__init__", "base"}
     add_nothing = {"local", "fedbn", "fedper", "lg_fedavg", "protofed"}  # on either side
     assert files == {algo.replace("-", "_") for algo in CATALOG} - add_nothing
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_neither_side_nor_shared_code_imports_what_it_must_not(package: str) -> None:
+def test_neither_side_nor_shared_code_imports_what_it_must_not(package):
     """Client and server do not import each other, nor the tools, nor the simulation.
 
     Of the shared code only `FLOWER_ROOMS` import Flower; the mathematics does not.
@@ -130,7 +130,7 @@ def test_neither_side_nor_shared_code_imports_what_it_must_not(package: str) -> 
             assert FLOWER_ROOMS & set(path.parts), path
 
 
-def test_only_two_files_import_what_flower_does_not_export() -> None:
+def test_only_two_files_import_what_flower_does_not_export():
     """Names as texts count too, from which `import_module` could import."""
     public = set(PUBLIC)
     for module in PUBLIC:
@@ -165,7 +165,7 @@ NOT_BY_LABELS = {
 """File with such a word -> what it does there."""
 
 
-def test_tasks_alone_decide_what_a_label_means() -> None:
+def test_tasks_alone_decide_what_a_label_means():
     """Other code asks the `Task` for a loss, for what is predicted, for the classes of samples."""
     found = set()
     for path in files_of(*PACKAGES):
@@ -192,17 +192,17 @@ def graph_without_circle(part_of: Callable[[str], str]) -> dict[str, set[str]]:
     return graph
 
 
-def test_no_file_imports_one_that_imports_it() -> None:
+def test_no_file_imports_one_that_imports_it():
     graph_without_circle(str)
 
 
-def test_no_room_imports_one_that_imports_it() -> None:
+def test_no_room_imports_one_that_imports_it():
     """Rooms are the folders and files of each package."""
     rooms = graph_without_circle(lambda module: ".".join(module.split(".")[:2]))
     assert rooms["protofl_common.config"] == set(), "it is the lowest"
 
 
-def test_no_folder_imports_one_that_imports_it() -> None:
+def test_no_folder_imports_one_that_imports_it():
     """A file belongs to the folder that it lies in, and the files beside folders to the package."""
     folders = {module_of(path): module_of(path.parent) for path in files_of(*PACKAGES)}
     graph = graph_without_circle(folders.__getitem__)
@@ -211,10 +211,10 @@ def test_no_folder_imports_one_that_imports_it() -> None:
         assert not [other for other in graph[folder] if other.startswith(package)]
 
 
-def test_what_no_site_runs_is_imported_by_no_client() -> None:
+def test_what_no_site_runs_is_imported_by_no_client():
     """The code in `NOT_AT_A_SITE` may change without asking a site's operator again."""
     files = {module_of(path): path for path in files_of(*PACKAGES)}
-    reached: set[str] = set()
+    reached = set()
     to_read = {name for name, path in files.items() if path.is_relative_to(ROOT / "client_app")}
     to_read |= {name for name in files if name.startswith("protofl_common.algorithms")}
     while to_read:
@@ -239,19 +239,19 @@ HEAVY = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("module", HEAVY)
-def test_importing_a_module_stays_cheap(module: str) -> None:
+def test_importing_a_module_stays_cheap(module):
     code = f"import sys, {module}; print([name for name in {HEAVY[module]} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
 
-def test_no_test_imports_another_test() -> None:
+def test_no_test_imports_another_test():
     """What several tests need stands in tests/support."""
     for path in files_of("tests"):
         assert not any(re.match(r"tests\..*\btest_", name) for name in modules_in(path)), path
 
 
-def test_there_is_one_training_loop() -> None:
+def test_there_is_one_training_loop():
     client_app = ROOT / "client_app"
     loops = set()
     for path in files_of("client_app"):

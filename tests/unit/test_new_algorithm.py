@@ -45,6 +45,6 @@ def forgotten(algo: str) -> list[str]:
 
 
 @pytest.mark.parametrize("algo", CATALOG)
-def test_a_new_algorithm_is_complete(algo: str) -> None:
+def test_a_new_algorithm_is_complete(algo):
     places = forgotten(algo)
     assert not places, f"{algo} lacks something in {'; '.join(places)}"

@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from pathlib import Path
 
 import pytest
 from flwr.cli.build import build_fab_from_disk
@@ -50,7 +49,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
     return zipfile.ZipFile(io.BytesIO(build_fab_from_disk(copy)))
 
 
-def test_the_bundle_holds_the_app_and_nothing_of_the_operators(bundle: zipfile.ZipFile) -> None:
+def test_the_bundle_holds_the_app_and_nothing_of_the_operators(bundle):
     """The three packages go to every site; the tools and stray files do not."""
     names = set(bundle.namelist())
     assert not names & set(STRAY_FILES)
@@ -66,16 +65,14 @@ def test_the_bundle_holds_the_app_and_nothing_of_the_operators(bundle: zipfile.Z
     assert {f"protofl_common/backbones/weights/{name}.json" for name in EMBEDDED} <= names
 
 
-def test_an_unpacked_bundle_is_the_same_app(bundle: zipfile.ZipFile, tmp_path: Path) -> None:
+def test_an_unpacked_bundle_is_the_same_app(bundle, tmp_path):
     bundle.extractall(tmp_path)
     again = zipfile.ZipFile(io.BytesIO(build_fab_from_disk(tmp_path)))
     assert again.read(".info/CONTENT") == bundle.read(".info/CONTENT")
 
 
 @pytest.mark.slow
-def test_every_module_loads_from_the_bundle_with_the_embedded_data(
-    bundle: zipfile.ZipFile, tmp_path: Path
-) -> None:
+def test_every_module_loads_from_the_bundle_with_the_embedded_data(bundle, tmp_path):
     """All modules are imported in a process that starts in the unpacked bundle."""
     bundle.extractall(tmp_path)
     # Packages of methods import it.
@@ -102,7 +99,7 @@ for name in ("digits", "digit-domains"):
 """
 
 
-def test_a_wheel_brings_no_package_of_a_general_name(tmp_path: Path) -> None:
+def test_a_wheel_brings_no_package_of_a_general_name(tmp_path):
     """client_app and server_app lie inside protofl_common, beside what the app needs."""
     wheel = next(WheelBuilder(str(ROOT)).build(directory=str(tmp_path), versions=["standard"]))
     names = set(zipfile.ZipFile(wheel).namelist())
@@ -136,7 +133,7 @@ def copied_into_the_image(dockerfile: str) -> list[str]:
     return sources
 
 
-def test_what_the_build_alone_may_see_gets_not_into_the_image(tmp_path: Path) -> None:
+def test_what_the_build_alone_may_see_gets_not_into_the_image(tmp_path):
     """docker/extra may hold passwords of a package mirror."""
     docker = tmp_path / "docker"
     shutil.copytree(ROOT / "docker", docker)
@@ -144,7 +141,7 @@ def test_what_the_build_alone_may_see_gets_not_into_the_image(tmp_path: Path) ->
     secret.write_text("index-url = https://user:password@mirror/")
     dockerfile = (ROOT / "docker" / "Dockerfile").read_text(encoding="utf-8")
 
-    copied: set[Path] = set()
+    copied = set()
     for source in copied_into_the_image(dockerfile):
         copied.update(path.resolve() for path in tmp_path.glob(source.strip("/") or "."))
 

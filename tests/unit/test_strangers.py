@@ -17,7 +17,7 @@ from protofl_common.simulation.pool import pool
 from protofl_common.tools.arguments import read_assignments
 from protofl_common.tools.inference import Predictor
 from tests.support.commands import output
-from tests.support.given import Patch, Printed
+from tests.support.given import Patch
 
 MODULE = """
 from pathlib import Path
@@ -120,7 +120,7 @@ def write_run(folder: Path, settings: str) -> None:
 NOT_NAMED = "which you did not name"
 
 
-def test_a_models_card_names_no_code(mark: Path, tmp_path: Path, capsys: Printed) -> None:
+def test_a_models_card_names_no_code(mark, tmp_path, capsys):
     """A model whose card names an architecture of a module is refused unless that is allowed."""
     foreign_model("planted.vision:Net").export(tmp_path / "model", 1.0)
     np.save(tmp_path / "rows.npy", np.zeros((2, 3), np.float32))
@@ -141,9 +141,7 @@ def test_a_models_card_names_no_code(mark: Path, tmp_path: Path, capsys: Printed
         Predictor.load("model")
 
 
-def test_a_recipe_a_run_and_a_table_name_no_code(
-    precious: Path, mark: Path, tmp_path: Path, capsys: Printed
-) -> None:
+def test_a_recipe_a_run_and_a_table_name_no_code(precious, mark, tmp_path, capsys):
     """Each file names code: a function that removes a folder, or a module that leaves a mark."""
     remove = f'dataset = "shutil:rmtree"\ndata-dir = "{precious}"\n'
     calls = 'dataset = "wine"\ncallback = "planted.vision:data"\n'
@@ -181,9 +179,7 @@ REFUSED = (
 )
 
 
-def test_a_recipe_a_run_and_a_table_name_no_method_of_a_package(
-    plugin: Path, tmp_path: Path, capsys: Printed
-) -> None:
+def test_a_recipe_a_run_and_a_table_name_no_method_of_a_package(plugin, tmp_path, capsys):
     """The method "theirs" is of an installed package, and is imported only if it is allowed."""
     recipe = f'algo = "theirs"\n{SMALL}'
     (tmp_path / "theirs.toml").write_text(recipe)
@@ -227,9 +223,7 @@ def _fresh_processes() -> Iterator[None]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_fresh_processes", "plugin")
-def test_a_method_that_is_typed_or_allowed_runs_from_a_recipe_of_ones_own(
-    tmp_path: Path, capsys: Printed
-) -> None:
+def test_a_method_that_is_typed_or_allowed_runs_from_a_recipe_of_ones_own(tmp_path, capsys):
     """What was allowed or typed once is not allowed the next time."""
     (tmp_path / "mine.toml").write_text(f'algo = "theirs"\n{SMALL}')
     command = ["run", "--recipe", "mine.toml", "--clients", "2", "--quiet"]
@@ -246,7 +240,7 @@ def test_a_method_that_is_typed_or_allowed_runs_from_a_recipe_of_ones_own(
     assert REFUSED in output(capsys, *resume, status=1).err
 
 
-def test_a_site_imports_a_method_that_its_operator_named(plugin: Path) -> None:
+def test_a_site_imports_a_method_that_its_operator_named(plugin):
     """The node config's ``allow-python`` names the package."""
     config = default_run_config() | {"algo": "theirs"}
     with pytest.raises(SettingsError, match=NOT_NAMED):
@@ -269,7 +263,7 @@ def forget_what_was_named() -> None:
 
 
 @pytest.mark.usefixtures("mark")
-def test_what_a_person_has_typed_is_loaded() -> None:
+def test_what_a_person_has_typed_is_loaded():
     """A name that stands in an argument KEY=VALUE is allowed, and no other one."""
     with pytest.raises(SettingsError, match=NOT_NAMED):
         load("planted.vision:Net", "arch")
@@ -281,7 +275,7 @@ def test_what_a_person_has_typed_is_loaded() -> None:
 
 
 @pytest.mark.usefixtures("mark")
-def test_a_module_that_is_allowed_lends_no_object_of_another() -> None:
+def test_a_module_that_is_allowed_lends_no_object_of_another():
     """What the module has imported from elsewhere is not its own."""
     allow(["planted"])
     assert callable(load("planted.vision:data", "dataset"))

@@ -86,11 +86,11 @@ def protection(owners: np.ndarray[Any, Any]) -> DifferentialPrivacy:
         persons=Persons(owners),
         plan=SimpleNamespace(table_noise=1e-9, part_of_each=1.0),
     )
-    return DifferentialPrivacy(work, released)  # type: ignore[arg-type]
+    return DifferentialPrivacy(work, released)
 
 
 @pytest.mark.usefixtures("without_noise")
-def test_a_person_adds_to_class_sums_and_counts_as_one_sample() -> None:
+def test_a_person_adds_to_class_sums_and_counts_as_one_sample():
     """The sums behind the means get the noise; with the count, one sample has a length of √2."""
     for features, labels, owners, before in neighbours():
         tables = []
@@ -111,7 +111,7 @@ def test_a_person_adds_to_class_sums_and_counts_as_one_sample() -> None:
 
 @pytest.mark.usefixtures("without_noise")
 @pytest.mark.parametrize("head", ["lda", "qda", "naive-bayes"])
-def test_a_person_adds_to_moments_as_one_sample(head: str) -> None:
+def test_a_person_adds_to_moments_as_one_sample(head):
     """A sample's counts, sum and second moments, weighted by `MOMENT_PARTS`, have length 1."""
     for features, labels, owners, before in neighbours():
         sums = []
@@ -131,7 +131,7 @@ def test_a_person_adds_to_moments_as_one_sample(head: str) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("without_noise")
 @pytest.mark.parametrize("at_once", [1, 2**24])
-def test_a_person_adds_to_gradients_as_one_sample(at_once: int, monkeypatch: Patch) -> None:
+def test_a_person_adds_to_gradients_as_one_sample(at_once, monkeypatch):
     """The mean gradient of a person's samples is cut, and rounded to whole steps.
 
     With one person more the sum moves by the length C at most. ``at_once``: how many numbers fit
@@ -139,7 +139,7 @@ def test_a_person_adds_to_gradients_as_one_sample(at_once: int, monkeypatch: Pat
     """
     monkeypatch.setattr(private_step, "NUMBERS_AT_ONCE", at_once)
 
-    def step_of(features: Tensor, owners: np.ndarray[Any, Any]) -> Tensor:
+    def step_of(features, owners):
         """Return the sum of gradients in a step in which every person is drawn."""
         persons = Persons(owners)
         model = linear()
@@ -149,8 +149,7 @@ def test_a_person_adds_to_gradients_as_one_sample(at_once: int, monkeypatch: Pat
         for batch in one.batches(samples, 10, torch.Generator().manual_seed(0), drop_last=False):
             one(*batch)
         # the step is the sum of the gradients, divided by the persons
-        sum_of_gradients: Tensor = (start - model.body.weight.detach()).double() * len(persons)
-        return sum_of_gradients
+        return (start - model.body.weight.detach()).double() * len(persons)
 
     for features, _, owners, before in neighbours():
         without = step_of(features[:before], owners[:before])
@@ -158,7 +157,7 @@ def test_a_person_adds_to_gradients_as_one_sample(at_once: int, monkeypatch: Pat
         assert float((with_one_more - without).norm()) <= CLIP * (1 + 1e-5)
 
 
-def test_what_leaves_of_persons_is_whole_numbers_of_steps_too() -> None:
+def test_what_leaves_of_persons_is_whole_numbers_of_steps_too():
     """The lowest bits of the mean over a person's samples are not in what is sent, with its noise.
 
     Numbers are multiples of the grid's step, divided by the eight persons of a batch.
@@ -178,7 +177,7 @@ def test_what_leaves_of_persons_is_whole_numbers_of_steps_too() -> None:
     np.testing.assert_allclose(exact, np.rint(exact), rtol=0, atol=0.1)
 
 
-def test_persons_are_drawn_each_by_itself_with_all_or_some_of_their_samples() -> None:
+def test_persons_are_drawn_each_by_itself_with_all_or_some_of_their_samples():
     """20 of 100 persons are expected in a batch, each drawn with probability 0.2.
 
     A person comes with all samples, or with `SAMPLES_OF_A_PERSON` of them if there are more.
@@ -209,13 +208,13 @@ def test_persons_are_drawn_each_by_itself_with_all_or_some_of_their_samples() ->
     assert np.std(numbers) == pytest.approx(variance**0.5, rel=0.25)
 
 
-def test_parts_of_a_batch_do_not_divide_a_person() -> None:
+def test_parts_of_a_batch_do_not_divide_a_person():
     """Persons with these numbers of samples are taken in parts of about four samples."""
     assert [*sizes_in_groups([1, 1, 1, 5, 2, 2], 4)] == [[1, 1, 1], [5], [2, 2]]
     assert [*sizes_in_groups([3], 1)] == [[3]]
 
 
-def test_each_sample_of_a_person_is_drawn_as_often() -> None:
+def test_each_sample_of_a_person_is_drawn_as_often():
     """Of each of three persons one sample is drawn, 3,000 times."""
     persons = Persons(np.array([7, 2, 7, 7, 2, 5]))
     draw = np.random.default_rng(0)
@@ -227,13 +226,13 @@ def test_each_sample_of_a_person_is_drawn_as_often() -> None:
     np.testing.assert_allclose(times / 3000, [1 / 3, 1 / 2, 1 / 3, 1 / 3, 1 / 2, 1], atol=0.04)
 
 
-def test_a_person_is_evaluated_once_and_changes_nobody_else() -> None:
+def test_a_person_is_evaluated_once_and_changes_nobody_else():
     """One more person adds one test sample, and so changes the right predictions by one at most.
 
     Who has test and validation samples counts in the test part alone.
     """
 
-    def rows_of(owners: Share) -> list[list[int]]:
+    def rows_of(owners):
         """Return which samples are tested and validated on; ``owners``: whose they are."""
         rows = Share(*(np.arange(len(part)) for part in owners))
         inputs = [part[:, None].astype(np.float32) for part in rows]
@@ -259,6 +258,6 @@ def test_a_person_is_evaluated_once_and_changes_nobody_else() -> None:
         assert [len(one) for one in added] == [1, 0]
 
 
-def test_a_table_of_other_samples_than_the_training_samples_is_refused() -> None:
+def test_a_table_of_other_samples_than_the_training_samples_is_refused():
     with pytest.raises(Exception, match="dp = 'person': fedproto makes use of training data that"):
         protection(np.arange(5)).class_counts(torch.zeros(4, dtype=torch.int64), 2)

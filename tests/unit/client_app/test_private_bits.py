@@ -16,7 +16,6 @@ from torch import Tensor
 
 from client_app.protections.private_step import PrivateStep
 from protofl_common.privacy.grid import STEPS
-from tests.support.given import Patch
 from tests.support.models import dp_step, linear
 
 WIDTH = 100_000
@@ -102,7 +101,7 @@ def answers_of_the_attack() -> list[bool]:
     return answers
 
 
-def test_every_number_of_a_private_gradient_is_a_whole_number_of_steps() -> None:
+def test_every_number_of_a_private_gradient_is_a_whole_number_of_steps():
     step = CLIP / STEPS / EXPECTED
     gradient = private_gradient(torch.randn(EXPECTED, WIDTH))
     small = gradient[np.abs(gradient) < 2**20 * step].astype(np.float64)  # exact in float32
@@ -111,7 +110,7 @@ def test_every_number_of_a_private_gradient_is_a_whole_number_of_steps() -> None
     np.testing.assert_allclose(small / step, np.rint(small / step), rtol=0, atol=0.1)
 
 
-def test_the_lowest_bits_are_as_likely_with_a_sample_as_without_it() -> None:
+def test_the_lowest_bits_are_as_likely_with_a_sample_as_without_it():
     """The three lowest bits of the numbers sent have the same frequencies, up to chance."""
     step = CLIP / STEPS / EXPECTED
     counts = []
@@ -125,10 +124,10 @@ def test_the_lowest_bits_are_as_likely_with_a_sample_as_without_it() -> None:
     assert np.abs(counts[0] - counts[1]).max() < 5.5 * spread
 
 
-def test_no_answer_is_read_from_the_lowest_bits() -> None:
+def test_no_answer_is_read_from_the_lowest_bits():
     assert answers_of_the_attack() == [False, False]
 
 
-def test_the_attack_reads_the_answer_from_noise_of_float32(monkeypatch: Patch) -> None:
+def test_the_attack_reads_the_answer_from_noise_of_float32(monkeypatch):
     monkeypatch.setattr(PrivateStep, "_release", float32_noise)
     assert answers_of_the_attack() == [True, False]

@@ -58,7 +58,7 @@ def assert_same_terms(found: LossTerms, wanted: LossTerms) -> None:
         assert torch.equal(found[name], value)
 
 
-def test_the_training_set_is_what_is_labelled(tmp_path: Path) -> None:
+def test_the_training_set_is_what_is_labelled(tmp_path):
     """30 samples: ten labelled ones to train on, and twenty apart.
 
     The test set is labelled whole.
@@ -74,7 +74,7 @@ def test_the_training_set_is_what_is_labelled(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("algo", ["local", "fedavg", "fedproto", "fedtgp", "protofed"])
-def test_an_algorithms_own_loss_sees_the_labelled_samples_alone(algo: str, tmp_path: Path) -> None:
+def test_an_algorithms_own_loss_sees_the_labelled_samples_alone(algo, tmp_path):
     """A batch has five labelled and five unlabelled samples; the latter have no gradient."""
     client = algorithm(tmp_path, algo)
     some = batch(client, slice(5, 15))  # five labelled rows, then five unlabelled ones
@@ -86,7 +86,7 @@ def test_an_algorithms_own_loss_sees_the_labelled_samples_alone(algo: str, tmp_p
 
     assert_same_terms(terms, client.loss(labelled))
 
-    total: torch.Tensor = sum(terms.values(), start=torch.zeros(()))
+    total = sum(terms.values(), start=torch.zeros(()))
     (gradient,) = torch.autograd.grad(total, some.features)
 
     assert (gradient[:5].abs().sum(1) > 0).all()
@@ -95,9 +95,7 @@ def test_an_algorithms_own_loss_sees_the_labelled_samples_alone(algo: str, tmp_p
 
 @pytest.mark.parametrize("algo", ["local", "fedavg", "fedproto"])
 @pytest.mark.parametrize("risk", ["unbiased", "non-negative"])
-def test_the_unlabelled_samples_have_a_term_of_their_own(
-    algo: str, risk: str, tmp_path: Path
-) -> None:
+def test_the_unlabelled_samples_have_a_term_of_their_own(algo, risk, tmp_path):
     """With a pu-weight of 0.5, half of FedPU's risk is added; the other terms are as without it."""
     without = algorithm(tmp_path, algo)
     client = algorithm(tmp_path, algo, pu_weight=0.5, pu_risk=risk)
@@ -118,9 +116,7 @@ def test_the_unlabelled_samples_have_a_term_of_their_own(
     assert (gradient[5:].abs().sum(1) > 0).all()
 
 
-def test_a_batch_without_any_label_has_the_loss_of_unlabelled_samples_or_none(
-    tmp_path: Path,
-) -> None:
+def test_a_batch_without_any_label_has_the_loss_of_unlabelled_samples_or_none(tmp_path):
     """It has a loss only if unlabelled samples have a weight."""
     unlabelled = slice(12, 16)
     without = algorithm(tmp_path)
@@ -135,7 +131,7 @@ def test_a_batch_without_any_label_has_the_loss_of_unlabelled_samples_or_none(
 
 
 @pytest.mark.parametrize("algo", ["local", "fedproto"])
-def test_when_all_is_labelled_the_loss_is_the_algorithms_own(algo: str, tmp_path: Path) -> None:
+def test_when_all_is_labelled_the_loss_is_the_algorithms_own(algo, tmp_path):
     """Whatever weight unlabelled samples have, it is that to the last bit, in the same order."""
     client = algorithm(tmp_path, algo, positive_rate=1.0, pu_weight=1.0)
     train_set = client.client.train_set
@@ -149,7 +145,7 @@ def test_when_all_is_labelled_the_loss_is_the_algorithms_own(algo: str, tmp_path
     assert_same_terms(batch_loss(client, everything), client.loss(everything))
 
 
-def test_prototypes_and_their_counts_are_those_of_the_labelled_samples(tmp_path: Path) -> None:
+def test_prototypes_and_their_counts_are_those_of_the_labelled_samples(tmp_path):
     """Two of three samples of each class are labelled."""
     client = algorithm(tmp_path, positive_rate=0.67)
 

@@ -4,7 +4,6 @@ Generator and ensemble of heads by hand, in float64.
 """
 
 import itertools
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -144,9 +143,9 @@ class FedGenClient(plain.PlainClient):
 
 
 @pytest.mark.parametrize("weight", [0.0, 2.0])
-def test_two_rounds_equal_an_independent_script(weight: float, tmp_path: Path) -> None:
+def test_two_rounds_equal_an_independent_script(weight, tmp_path):
     """Heads, models, the generator's features, what travels and how many bytes are the script's."""
-    settings: dict[str, Any] = {
+    settings = {
         "fedgen__lambda": weight,
         "fedgen__noise_dim": NOISE,
         "fedgen__server_steps": STEPS,
@@ -218,9 +217,9 @@ def counts_in(content: RecordDict) -> list[int]:
     return plain.tensors(content["label_counts"])["counts"].tolist()
 
 
-def test_labels_are_those_of_the_clients_of_the_last_round(tmp_path: Path) -> None:
+def test_labels_are_those_of_the_clients_of_the_last_round(tmp_path):
     """The generator learns from the heads of these clients only."""
-    settings: dict[str, Any] = {
+    settings = {
         "models": "htcnn-1",
         "participation": 0.25,  # one of four clients a round
         "rounds": 3,
@@ -239,7 +238,7 @@ def test_labels_are_those_of_the_clients_of_the_last_round(tmp_path: Path) -> No
     assert not any(outcome.summary["trouble"].values())
 
 
-def test_the_same_seed_gives_the_same_generator_and_leaves_the_global_one_alone() -> None:
+def test_the_same_seed_gives_the_same_generator_and_leaves_the_global_one_alone():
     """The first weights depend on the seed alone, and PyTorch's own random state stays."""
     before = torch.random.get_rng_state()
 
@@ -253,7 +252,7 @@ def test_the_same_seed_gives_the_same_generator_and_leaves_the_global_one_alone(
     assert torch.equal(before, torch.random.get_rng_state())
 
 
-def test_cifar100_costs_what_the_paper_says() -> None:
+def test_cifar100_costs_what_the_paper_says():
     """FedTGP's Table 5 has 8.69 million numbers: of 20 clients, Σ (2 |w| + |Θ|).
 
     w is the head, which goes up and down, and Θ the generator, which goes down. Left out are

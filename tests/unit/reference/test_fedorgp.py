@@ -1,7 +1,5 @@
 """FedORGP, two rounds: angles, the server's training, its prototypes, one at a time in float64."""
 
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -89,9 +87,7 @@ class PlainServer:
 
 
 @pytest.mark.parametrize(("lambda_", "gamma"), [(10.0, 10.0), (1.0, 0.5)])
-def test_two_rounds_equal_an_independent_script(
-    lambda_: float, gamma: float, tmp_path: Path
-) -> None:
+def test_two_rounds_equal_an_independent_script(lambda_, gamma, tmp_path):
     """Global prototypes, models and bytes are the script's, with a class that nobody holds."""
     settings = {
         "partition": "pathological",
@@ -109,7 +105,7 @@ def test_two_rounds_equal_an_independent_script(
     )
 
     server = PlainServer(clients[0])
-    prototypes: Table = {}
+    prototypes = {}
     for number in (1, 2):
         prototypes = server.train([client.train(number, prototypes) for client in clients])
 

@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import Message
 
 from protofl_common.maths.gaussian import ClassMoments
 from protofl_common.privacy.release import STEPS_OF_FEATURES, private_moments
@@ -80,9 +79,7 @@ def by_hand(x: Numbers, y: Numbers, head: str, at: Numbers) -> Numbers:
 
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("division", DIVISIONS)
-def test_the_moments_are_those_of_all_features_in_one_place(
-    division: str, head: str, tmp_path: Path
-) -> None:
+def test_the_moments_are_those_of_all_features_in_one_place(division, head, tmp_path):
     """Shares, sums and second moments of the classes; of matrices the upper triangle is sent."""
     clients, settings = DIVISIONS[division]
     outcome, x, y = federation(tmp_path, clients, **settings, gaussian__head=head)
@@ -102,7 +99,7 @@ def test_the_moments_are_those_of_all_features_in_one_place(
 
 
 @pytest.mark.parametrize("head", HEADS)
-def test_the_head_is_the_one_of_the_formula(head: str, tmp_path: Path) -> None:
+def test_the_head_is_the_one_of_the_formula(head, tmp_path):
     """Logits are compared by differences between classes, as backbone features are much alike."""
     outcome, x, y = federation(tmp_path, 4, partition="dirichlet", alpha=0.3, gaussian__head=head)
     at = x[:: len(x) // 50]  # some fifty points
@@ -126,7 +123,7 @@ def divisions() -> list[Any]:
 
 
 @pytest.mark.parametrize("division", divisions())
-def test_sums_under_secure_aggregation_are_the_same(division: str, tmp_path: Path) -> None:
+def test_sums_under_secure_aggregation_are_the_same(division, tmp_path):
     """The moments agree to a millionth of the largest, and with them the accuracy."""
     clients, settings = DIVISIONS[division]
     settings = settings | {"total_samples": 600}
@@ -141,12 +138,12 @@ def test_sums_under_secure_aggregation_are_the_same(division: str, tmp_path: Pat
     assert found == pytest.approx(wanted, abs=1e-6)
 
 
-def test_a_clients_own_priors_and_a_fixed_shrinkage(tmp_path: Path) -> None:
+def test_a_clients_own_priors_and_a_fixed_shrinkage(tmp_path):
     """With its own priors a client of one class of ten predicts that class only.
 
     Nothing is trained, so that ``keep-optimizer`` has nothing to keep.
     """
-    settings: dict[str, Any] = {
+    settings = {
         "partition": "pathological",
         "classes_per_client": 1,
         "total_samples": 500,
@@ -159,7 +156,7 @@ def test_a_clients_own_priors_and_a_fixed_shrinkage(tmp_path: Path) -> None:
     assert outcome.summary["accuracy"]["head"]["mean"] == 1
 
 
-def test_moments_of_small_classes_do_not_leave_a_client(tmp_path: Path) -> None:
+def test_moments_of_small_classes_do_not_leave_a_client(tmp_path):
     """Each client shares exactly its classes of five samples and more; some clients lack one."""
     settings = {
         "partition": "dirichlet",
@@ -185,7 +182,7 @@ PRIVATE = {"partition": "iid", "dp": "sample", "dp_epsilon": 8.0}
 
 
 @pytest.mark.parametrize("head", HEADS)
-def test_noise_is_repaired_to_moments_that_samples_can_have(head: str) -> None:
+def test_noise_is_repaired_to_moments_that_samples_can_have(head):
     """Classes with a share below 0.3 go, except the largest; no mean is longer than 1.
 
     The noise is so large that 200 samples never have such moments.
@@ -206,7 +203,7 @@ def test_noise_is_repaired_to_moments_that_samples_can_have(head: str) -> None:
 
 
 @pytest.mark.parametrize("head", HEADS)
-def test_moments_of_samples_need_no_repair(head: str) -> None:
+def test_moments_of_samples_need_no_repair(head):
     """Exact moments of 200 samples are not changed by the repair of noise."""
     torch.manual_seed(1)
     moments = ClassMoments(4, 6, head)
@@ -219,7 +216,7 @@ def test_moments_of_samples_need_no_repair(head: str) -> None:
 
 
 @pytest.mark.parametrize("secagg", [False, True])
-def test_the_head_of_moments_with_noise_still_predicts(secagg: bool, tmp_path: Path) -> None:
+def test_the_head_of_moments_with_noise_still_predicts(secagg, tmp_path):
     """Nothing is refused, and no client sends a class's exact share.
 
     Inputs are cut to the length to which training samples were cut.
@@ -251,12 +248,10 @@ def test_the_head_of_moments_with_noise_still_predicts(secagg: bool, tmp_path: P
     ("none", "the shares of the classes must be at least 0 and add up to 1"),
     ("sample", "moments beyond what samples and noise can bring"),
 ])  # fmt: skip
-def test_moments_that_no_samples_and_no_noise_explain_are_refused(
-    dp: str, said: str, tmp_path: Path
-) -> None:
+def test_moments_that_no_samples_and_no_noise_explain_are_refused(dp, said, tmp_path):
     """One client of three sends thirty times its moments."""
 
-    def lie(message: Message, reply: Message) -> Message:
+    def lie(message, reply):
         """Send moments 30 times as large from node 1000."""
         if message.metadata.message_type == "train" and message.metadata.dst_node_id == 1000:
             sent = tensors(reply.content["moments"])

@@ -69,7 +69,7 @@ def features_of_class(client: FedPCLClient, label: int) -> np.ndarray:
     return np.stack([client.r[i].double().numpy() for i, y in enumerate(client.y) if y == label])
 
 
-def test_a_round_equals_an_independent_script(tmp_path: Path) -> None:
+def test_a_round_equals_an_independent_script(tmp_path):
     """Each client sends one centre a class, the mean of three samples; the server trains on them.
 
     A sample ratio of 0.3 is one centre of three samples, and there are thirty of ten classes.
@@ -120,7 +120,7 @@ def test_a_round_equals_an_independent_script(tmp_path: Path) -> None:
     }
 
 
-def test_centres_are_those_of_clusters_whose_samples_lie_nearest(tmp_path: Path) -> None:
+def test_centres_are_those_of_clusters_whose_samples_lie_nearest(tmp_path):
     """A class of seven samples has ⌈0.5 · 7⌉ centres, each the mean of its nearest samples."""
     outcome, config = federation(tmp_path, rounds=1, mpft__sample_ratio=0.5, train_samples=70)
     client = FedPCLClient(Settings.from_run_config(config), 0)
@@ -140,14 +140,14 @@ def test_centres_are_those_of_clusters_whose_samples_lie_nearest(tmp_path: Path)
             np.testing.assert_allclose(centre, mean, rtol=1e-4, atol=1e-5)
 
 
-def test_the_centres_of_a_client_that_is_away_later_are_kept(tmp_path: Path) -> None:
+def test_the_centres_of_a_client_that_is_away_later_are_kept(tmp_path):
     """The server keeps the ten centres of each client that was ever asked.
 
     One of three clients is asked in each of four rounds.
     """
     outcome, _ = federation(tmp_path, rounds=4, participation=0.34, mpft__sample_ratio=0.1)
 
-    ever_asked: set[str] = set()
+    ever_asked = set()
     centres = []
     *rounds, _final = outcome.rows
     for row in rounds:

@@ -65,7 +65,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Page:
 
 
 @pytest.mark.slow
-def test_hostile_names_are_shown_as_they_are_and_do_nothing(hostile: Page) -> None:
+def test_hostile_names_are_shown_as_they_are_and_do_nothing(hostile):
     """`Page` fails on a page with a script, an event handler or a link to another host."""
     sites = [f"{text} site" for text in HOSTILE]
     assert [cells[0] for cells in hostile.table("client", "domain")] == in_order(sites)
@@ -73,7 +73,7 @@ def test_hostile_names_are_shown_as_they_are_and_do_nothing(hostile: Page) -> No
     assert {"accuracy-of-domains", "distribution", "prototypes-map"} <= set(hostile.figures)
 
 
-def test_troubles_of_rounds_are_a_table(hostile: Page) -> None:
+def test_troubles_of_rounds_are_a_table(hostile):
     troubles = hostile.table("round", "what")
     assert ["2", "refused", f"{HOSTILE[0]} site", HOSTILE[1]] in troubles
     assert ["2", "missing", f"{HOSTILE[2]} site", "no answer in time"] in troubles
@@ -82,17 +82,15 @@ def test_troubles_of_rounds_are_a_table(hostile: Page) -> None:
     assert ["1", "void", "all", reason] in troubles
 
 
-def test_metrics_have_a_line_each_and_recalls_a_row_per_class(
-    tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_metrics_have_a_line_each_and_recalls_a_row_per_class(tmp_path, monkeypatch):
     """AUC is a line of its figure; the recalls of classes 0 and 2 have a figure of their own."""
     draw_only(monkeypatch, charts.metrics)
 
-    def figures(value: float) -> dict[str, float]:
+    def figures(value):
         """Return a metric over the clients, of this mean."""
         return {"mean": value, "weighted": value / 2, "worst-10%": 0.25, "std": 0.125}
 
-    def metrics_of(number: int) -> dict[str, Any]:
+    def metrics_of(number):
         """Return the figures of a round; those of a metric of the head grow with its number."""
         metrics = {"head/auc": figures(0.1 * number)}
         for label in (0, 2):
@@ -116,9 +114,7 @@ def test_metrics_have_a_line_each_and_recalls_a_row_per_class(
     assert "Recall of each class by" in page.figures["recall"]
 
 
-def test_losses_over_many_powers_of_ten_have_plain_numbers_beside_them(
-    tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_losses_over_many_powers_of_ten_have_plain_numbers_beside_them(tmp_path, monkeypatch):
     """The losses are 200, 20, 2 and 0.2, on a logarithmic axis."""
     draw_only(monkeypatch, charts.losses)
     rows = rounds_of(["a"], 4)
@@ -131,7 +127,7 @@ def test_losses_over_many_powers_of_ten_have_plain_numbers_beside_them(
     assert "$" not in text  # as in $10^2$
 
 
-def test_a_run_that_goes_on_is_shown_as_far_as_it_is(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_a_run_that_goes_on_is_shown_as_far_as_it_is(tmp_path, monkeypatch):
     """Two of nine rounds are whole; a third one is being written."""
     draw_only(monkeypatch, charts.means)
     folder = write(tmp_path / "run", rounds_of(["a", "b"], 2))
@@ -143,7 +139,7 @@ def test_a_run_that_goes_on_is_shown_as_far_as_it_is(tmp_path: Path, monkeypatch
     assert "This run is not finished: the page shows it as far as it is." in page.texts
 
 
-def test_a_round_that_ends_while_the_page_is_drawn_is_left_out(tmp_path: Path) -> None:
+def test_a_round_that_ends_while_the_page_is_drawn_is_left_out(tmp_path):
     """The figures of clients are read a second time, when there may be more of them."""
     rows = rounds_of(["a", "b"], 3)
     for one in rows:
@@ -162,7 +158,7 @@ def test_a_round_that_ends_while_the_page_is_drawn_is_left_out(tmp_path: Path) -
     ]
 
 
-def test_a_run_that_has_just_begun_has_a_page(tmp_path: Path) -> None:
+def test_a_run_that_has_just_begun_has_a_page(tmp_path):
     page = page_of(tmp_path, [])
     assert "No round has been finished yet." in page.texts
     assert not page.figures
@@ -179,9 +175,7 @@ def two_rounds(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("damaged", [
     "client-prototypes.safetensors", "sites.json", "prototypes.jsonl", "summary.json",
 ])  # fmt: skip
-def test_a_damaged_file_costs_its_figures_only(
-    damaged: str, two_rounds: Path, monkeypatch: Patch
-) -> None:
+def test_a_damaged_file_costs_its_figures_only(damaged, two_rounds, monkeypatch):
     """The curve of accuracies needs none of the files that are damaged."""
     # the figures that the damaged files are read for, and one that needs none of them
     concerned = [*FIGURES["Data"], *FIGURES["Prototypes"], *FIGURES["Privacy in figures"]]
@@ -195,9 +189,7 @@ def test_a_damaged_file_costs_its_figures_only(
 @pytest.mark.parametrize(("sites", "classes", "rounds"), [
     (1, 2, 1), (3, 1, 2), pytest.param(150, 120, 3, marks=pytest.mark.long), (5, 10, 150),
 ])  # fmt: skip
-def test_any_size_of_run_can_be_drawn(
-    sites: int, classes: int, rounds: int, tmp_path: Path
-) -> None:
+def test_any_size_of_run_can_be_drawn(sites, classes, rounds, tmp_path):
     """The runs have from one site to 150, from one class to 120, and from one round to 150."""
     names = [f"hospital-number-{index:03d}-of-the-north" for index in range(sites)]
     folder = write(tmp_path / "run", rounds_of(names, rounds))
@@ -214,7 +206,7 @@ def test_any_size_of_run_can_be_drawn(
     assert ("t-SNE of the prototypes" in caption) is has_many_points
 
 
-def test_the_same_run_gives_the_same_page(two_rounds: Path, monkeypatch: Patch) -> None:
+def test_the_same_run_gives_the_same_page(two_rounds, monkeypatch):
     """The figures of prototypes depend on random numbers, which have a seed."""
     draw_only(monkeypatch, *FIGURES["Prototypes"])
     # A few points are drawn without this module, whose import takes a second.

@@ -71,7 +71,7 @@ def act_as(run_id: int) -> None:
 
 
 @pytest.mark.parametrize("changed", [False, True])
-def test_every_node_gets_its_messages_once(changed: bool) -> None:
+def test_every_node_gets_its_messages_once(changed):
     """Flower's own grid looks at all messages for each node; the ``changed`` one at none."""
     grid, nodes, looks = simulation()
     if changed:
@@ -93,7 +93,7 @@ def test_every_node_gets_its_messages_once(changed: bool) -> None:
         assert len(looks) > NODES**2
 
 
-def test_a_message_that_flower_does_not_take_is_not_delivered() -> None:
+def test_a_message_that_flower_does_not_take_is_not_delivered():
     """A grid of another kind than Flower's stays as it is."""
     grid, _, _ = simulation()
     find_messages_by_node(grid)
@@ -108,7 +108,7 @@ def test_a_message_that_flower_does_not_take_is_not_delivered() -> None:
     assert vars(other) == before
 
 
-def test_a_grid_that_hides_its_superlink_is_refused(monkeypatch: Any) -> None:
+def test_a_grid_that_hides_its_superlink_is_refused(monkeypatch):
     """The replies of such a grid would have no limit of bytes."""
     monkeypatch.delattr(HttpGrid, "_runtime_client")
     with pytest.raises(SettingsError, match="'HttpGrid' object has no attribute '_runtime_client'"):
@@ -182,8 +182,8 @@ def an_array_inside_another() -> RecordDict:
 
 @pytest.mark.slow
 def test_the_superlink_is_asked_once_and_a_reply_that_is_bad_or_unfinished_costs_only_itself(
-    monkeypatch: Any,
-) -> None:
+    monkeypatch,
+):
     """Eleven sites reply to twelve messages; some replies are spoilt, too large, or not yet whole.
 
     A message costs nobody but its site. Replies 9 and 10 are asked for last, with a higher limit.
@@ -191,7 +191,7 @@ def test_the_superlink_is_asked_once_and_a_reply_that_is_bad_or_unfinished_costs
     # so few values, and bytes beside the arrays, may a reply have here
     monkeypatch.setattr("server_app.network.flower_compat.MOST_VALUES", 5)
     monkeypatch.setattr("server_app.network.flower_compat.MOST_BESIDE_ARRAYS", 2**17)
-    grid: Any = HttpGrid(token="any")
+    grid = HttpGrid(token="any")
     grid.set_run(Run.create_empty(1))
     act_as(run_id=1)
     messages = [Message(RecordDict(), node, "train") for node in range(12)]

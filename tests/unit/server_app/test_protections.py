@@ -3,7 +3,6 @@
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -23,7 +22,7 @@ from tests.support.fakes import server_of, upload
 ALWAYS = ["RefuseOutliers", "BoundSamples", "EnoughReplies"]
 
 
-def test_every_protection_has_its_place() -> None:
+def test_every_protection_has_its_place():
     for path in Path(protections.__file__).parent.glob("*.py"):
         import_module(f"server_app.protections.{path.stem}")
     kinds = [type(protection) for protection in PROTECTIONS]
@@ -43,7 +42,7 @@ def test_every_protection_has_its_place() -> None:
     ("fpl", {}, []),
     ("mpft", {}, ["BoundVectors"]),
 ])  # fmt: skip
-def test_protections_follow_from_settings(algo: str, settings: Any, more: Any) -> None:
+def test_protections_follow_from_settings(algo, settings, more):
     """``more``: which protections act beside `ALWAYS`; None: one alone, as there is only a sum."""
     view = view_of(server_of(algo, **settings))
 
@@ -61,7 +60,7 @@ def of_length(length: float, site: str) -> Upload:
     return upload(site, prototypes=vector)
 
 
-def test_a_void_round_still_says_who_was_refused_and_no_protection_follows() -> None:
+def test_a_void_round_still_says_who_was_refused_and_no_protection_follows():
     """Of three uploads one is too long; two are fewer than ``min-replies``."""
     bounds = Bounds(max_norm_ratio=5)
     view = replace(view_of(server_of("fedproto")), fewest_replies=3, bounds=bounds)
@@ -78,7 +77,7 @@ def test_a_void_round_still_says_who_was_refused_and_no_protection_follows() -> 
     assert accepted.then(EnoughReplies(), another) is accepted
 
 
-def test_an_upload_says_what_fraction_of_each_change_is_left() -> None:
+def test_an_upload_says_what_fraction_of_each_change_is_left():
     """SCAFFOLD's next message tells its client, whose control variate then changes by as much.
 
     The median length of changes is 1, of which twice is left of 8.

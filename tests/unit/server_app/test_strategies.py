@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from protofl_common.algorithms.base import ServerTrainingHparams
 from protofl_common.maths.prototypes import Prototypes
@@ -43,7 +43,7 @@ def by_class(vectors: Prototypes) -> dict[int, list[float]]:
     return dict(zip(vectors.labels.tolist(), vectors.means.tolist(), strict=True))
 
 
-def test_fedpcl_hands_on_the_last_set_of_a_client_that_was_not_asked() -> None:
+def test_fedpcl_hands_on_the_last_set_of_a_client_that_was_not_asked():
     """Site-0 is not asked in the second round; class 0, which it alone has, stays."""
     server = server_of("fedpcl")
     first = sends("site-0", {0: EAST})
@@ -59,7 +59,7 @@ def test_fedpcl_hands_on_the_last_set_of_a_client_that_was_not_asked() -> None:
     assert by_class(of_site_1) == {1: [0.0, 3.0]}
 
 
-def test_fedplvm_keeps_the_prototypes_of_a_class_that_nobody_sent() -> None:
+def test_fedplvm_keeps_the_prototypes_of_a_class_that_nobody_sent():
     """The second round has new prototypes of class 1 only."""
     server = server_of("fedplvm")
     weights = server.weights
@@ -70,7 +70,7 @@ def test_fedplvm_keeps_the_prototypes_of_a_class_that_nobody_sent() -> None:
     assert by_class(server.prototypes) == {0: EAST, 1: NORTH}
 
 
-def test_fedsas_anchor_of_a_class_that_nobody_sent_stays_where_it_is() -> None:
+def test_fedsas_anchor_of_a_class_that_nobody_sent_stays_where_it_is():
     """The anchor of the class that was sent moves half of the way to its prototype (0, 8)."""
     server = server_of("fedsa", fedsa__smoothing=0.5)
     server.merge([sends("site-0", {0: EAST, 1: NORTH})])
@@ -88,7 +88,7 @@ def teacher(server: FedDistill, site: str) -> dict[int, list[float]] | None:
     return None if outputs is None else by_class(outputs)
 
 
-def test_by_probabilities_the_other_sites_teach() -> None:
+def test_by_probabilities_the_other_sites_teach():
     """A site learns from the mean of a class over all others, whether they were asked or not."""
     server = server_of("feddistill", feddistill__outputs="probabilities")
     assert teacher(server, "site-0") is None
@@ -109,7 +109,7 @@ def test_by_probabilities_the_other_sites_teach() -> None:
     assert teacher(restored, "site-1") == of_site_1
 
 
-def test_by_logits_all_sites_teach() -> None:
+def test_by_logits_all_sites_teach():
     """A site learns from the mean of a class over all sites, itself included."""
     server = server_of("feddistill", feddistill__outputs="logits")
 
@@ -128,7 +128,7 @@ def fedtgp(**changes: Any) -> FedTGP:
 
 
 @pytest.mark.parametrize(("kind", "margin"), [("adaptive", 5.0), ("nearest", math.sqrt(18))])
-def test_fedtgps_margin_of_three_classes_by_hand(kind: str, margin: float) -> None:
+def test_fedtgps_margin_of_three_classes_by_hand(kind, margin):
     """The distances are 5 from class 0 to class 1, 1 from 0 to 2, and √18 from 1 to 2.
 
     An adaptive margin is the largest distance; a nearest one the largest of the distances to the
@@ -143,12 +143,12 @@ def test_fedtgps_margin_of_three_classes_by_hand(kind: str, margin: float) -> No
         assert server.margin(centres[:few], torch.arange(few)) == 0.0
 
 
-def test_fedtgps_margin_has_an_upper_bound_or_is_fixed_or_none() -> None:
+def test_fedtgps_margin_has_an_upper_bound_or_is_fixed_or_none():
     """Class 0 has its centre at 1, class 1 at 7."""
     samples = torch.tensor([[0.0], [2.0], [7.0]])
     labels = torch.tensor([0, 0, 1])
 
-    def margin(**settings: Any) -> float:
+    def margin(**settings):
         return fedtgp(**settings).margin(samples, labels)
 
     assert margin() == 6.0
@@ -157,7 +157,7 @@ def test_fedtgps_margin_has_an_upper_bound_or_is_fixed_or_none() -> None:
     assert margin(margin="none") == 0.0
 
 
-def test_fedtgps_classes_nobody_holds_are_not_trained_and_one_not_sent_later_stays_known() -> None:
+def test_fedtgps_classes_nobody_holds_are_not_trained_and_one_not_sent_later_stays_known():
     """Nobody holds classes 2 and 4; class 0 is site-0's, which the second round does not ask."""
     server = fedtgp(server_epochs=2)
     assert server.payload_down().vectors() is None
@@ -175,7 +175,7 @@ def test_fedtgps_classes_nobody_holds_are_not_trained_and_one_not_sent_later_sta
     assert server.payload_down().vectors().labels.tolist() == [0, 1, 3]
 
 
-def test_the_loss_of_fedtgps_server_falls() -> None:
+def test_the_loss_of_fedtgps_server_falls():
     """After 300 epochs the loss is less than half of what it is after one."""
     torch.manual_seed(2)
     centres_CD = torch.randn(5, 16)
@@ -212,9 +212,7 @@ def four_threads() -> Iterator[None]:
     ],
 )
 @pytest.mark.usefixtures("four_threads")
-def test_a_small_step_takes_one_thread(
-    dim: int, batch: int, forward_rows: int, threads: int
-) -> None:
+def test_a_small_step_takes_one_thread(dim, batch, forward_rows, threads):
     """In a small step threads cost more than they save. Afterwards there are four again.
 
     ``batch``: rows of a minibatch, 0 for all 100; ``forward_rows``: rows that pass through the
@@ -223,7 +221,7 @@ def test_a_small_step_takes_one_thread(
     layer = nn.Linear(dim, dim)
     seen = set()
 
-    def loss(rows: Tensor) -> Tensor:
+    def loss(rows):
         seen.add(torch.get_num_threads())
         return layer(rows).square().mean()
 

@@ -48,7 +48,7 @@ def removed(capsys: Printed) -> Remove:
     return lines
 
 
-def test_old_runs_go_and_unfinished_ones_stay(tmp_path: Path, removed: Remove) -> None:
+def test_old_runs_go_and_unfinished_ones_stay(tmp_path, removed):
     """A run and its baselines stay together until all are finished.
 
     A run at which a process is at work (its lock is taken) stays, and so does heads.jsonl, the
@@ -122,7 +122,7 @@ def database(path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_messages_of_old_runs_cannot_be_read_any_more(tmp_path: Path, removed: Remove) -> None:
+def test_messages_of_old_runs_cannot_be_read_any_more(tmp_path, removed):
     """They are gone from the bytes of the file, too; what other runs use stays."""
     link = database(tmp_path / "superlink.db")
     words = ("retain", "--runs", tmp_path, "--database", link)
@@ -152,8 +152,8 @@ def test_messages_of_old_runs_cannot_be_read_any_more(tmp_path: Path, removed: R
     ("", "no such table: run; is it the SuperLink's?"),
 ])  # fmt: skip
 def test_a_file_that_is_no_superlinks_is_refused_and_what_was_removed_before_is_told(
-    content: str | None, reason: str, tmp_path: Path, capsys: Printed
-) -> None:
+    content, reason, tmp_path, capsys
+):
     """``content`` None: there is no file. Folders of runs come before the database."""
     old = run(tmp_path / "old", 91)
     file = tmp_path / "other.db"
@@ -169,7 +169,7 @@ def test_a_file_that_is_no_superlinks_is_refused_and_what_was_removed_before_is_
 
 
 @pytest.mark.parametrize("days", ["-1", "1000000"])
-def test_days_that_no_calendar_has_are_refused(days: str, tmp_path: Path, capsys: Printed) -> None:
+def test_days_that_no_calendar_has_are_refused(days, tmp_path, capsys):
     link = database(tmp_path / "superlink.db")
     words = ("retain", "--days", days, "--runs", tmp_path, "--database", link)
 
@@ -177,7 +177,7 @@ def test_days_that_no_calendar_has_are_refused(days: str, tmp_path: Path, capsys
     assert refusal in output(capsys, *words, status=1).err
 
 
-def test_a_folder_that_is_not_there_is_no_empty_report(tmp_path: Path, capsys: Printed) -> None:
+def test_a_folder_that_is_not_there_is_no_empty_report(tmp_path, capsys):
     """A crontab types the commands in another folder, and reads the report that nothing is old."""
     said = output(capsys, "retain", "--days", "90", "--runs", tmp_path / "runs", status=1).err
     assert f"--runs {tmp_path}/runs: no such folder" in said
@@ -187,9 +187,7 @@ def test_a_folder_that_is_not_there_is_no_empty_report(tmp_path: Path, capsys: P
     assert f"state-dir {tmp_path}/state: no such folder" in said
 
 
-def test_a_site_removes_old_models_of_finished_runs_and_old_caches(
-    tmp_path: Path, removed: Remove
-) -> None:
+def test_a_site_removes_old_models_of_finished_runs_and_old_caches(tmp_path, removed):
     """Ledger, audit log, new files and the state of an unfinished run stay."""
     node = f'site-name="north" dataset="image-folder" data-dir="{tmp_path}" '
     node += f'state-dir="{tmp_path}/state" cache-dir="{tmp_path}/cache"'

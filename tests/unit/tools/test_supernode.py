@@ -79,7 +79,7 @@ class Site:
 
     def push(self) -> None:
         """Do as Flower does after it has received a message, until the reply is sent."""
-        waits = Waits(self)  # type: ignore[arg-type]
+        waits = Waits(self)
         with supernode_process(waits, supernode.settings_of, waits.watch):
             start_client_internal._push_messages(
                 state=self.state,
@@ -100,7 +100,7 @@ def site(monkeypatch: Patch) -> Site:
     return Site(monkeypatch)
 
 
-def test_a_process_frozen_before_it_fetched_its_message_is_answered_for(site: Site) -> None:
+def test_a_process_frozen_before_it_fetched_its_message_is_answered_for(site):
     """Flower gives its task up after a minute, and would wait for the reply for ever."""
     site.begin()
 
@@ -113,11 +113,11 @@ def test_a_process_frozen_before_it_fetched_its_message_is_answered_for(site: Si
     assert 60 < site.seconds < 65  # soon after Flower's minute
 
 
-def test_a_reply_that_comes_as_its_process_ends_is_sent(site: Site) -> None:
+def test_a_reply_that_comes_as_its_process_ends_is_sent(site):
     """After 20 s the process replies and finishes its task."""
     site.begin()
 
-    def reply_once() -> None:
+    def reply_once():
         # Flower hands a message out once, so it is asked for only when its time has come
         if site.seconds > 20 and site.state.get_messages_legacy(is_reply=False):
             site.reply()
@@ -130,13 +130,13 @@ def test_a_reply_that_comes_as_its_process_ends_is_sent(site: Site) -> None:
     assert not answer.has_error()
 
 
-def test_a_message_that_no_process_takes_ends_the_supernode(site: Site) -> None:
+def test_a_message_that_no_process_takes_ends_the_supernode(site):
     """Who starts it again, such as systemd, gives it a new process from which clients are forked.
 
     Here a process takes the task again and again, and never begins with it.
     """
 
-    def take_and_freeze() -> None:
+    def take_and_freeze():
         site.state.claim_task(site.task)
 
     site.meanwhile = take_and_freeze
@@ -144,9 +144,7 @@ def test_a_message_that_no_process_takes_ends_the_supernode(site: Site) -> None:
         site.push()
 
 
-def test_a_supernode_does_not_outlive_the_process_that_starts_those_of_messages(
-    site: Site,
-) -> None:
+def test_a_supernode_does_not_outlive_the_process_that_starts_those_of_messages(site):
     site.executor_ended = -9  # killed
     with pytest.raises(SystemExit, match="The process that starts those of messages has ended"):
         site.push()
@@ -164,7 +162,7 @@ print([name for name in ("torch", "scipy", "matplotlib") if name in sys.modules]
 """
 
 
-def test_a_supernode_has_no_pytorch_in_memory() -> None:
+def test_a_supernode_has_no_pytorch_in_memory():
     """A SuperNode waits for months, and PyTorch would double its memory."""
     assert output_of([sys.executable, "-c", IMPORTED]) == "[]\n"
 
@@ -183,8 +181,8 @@ log(logging.ERROR, "Failed to receive message")
 
 @pytest.mark.parametrize(("level", "number"), [("", 2), ("INFO", 6)])
 def test_a_sites_log_has_no_blank_lines_no_colours_and_no_lines_of_flowers_on_each_message(
-    level: str, number: int
-) -> None:
+    level, number
+):
     """``number`` of six lines stay; all do if Flower's own level is asked for."""
     env = {**os.environ, "FLWR_LOG_LEVEL": level}
     if not level:

@@ -152,7 +152,7 @@ def read(kind: str, folder: Path, damaged: Callable[[bytes], bytes]) -> RawData 
 
 def _predict(file: Path) -> None:
     """Read a file to predict: its samples are numbers that a model takes, or have a reason."""
-    (samples,) = read_batches([file], TABLE)  # type: ignore[arg-type]
+    (samples,) = read_batches([file], TABLE)
     if samples.inputs is not None:
         assert np.isfinite(samples.inputs).all()
         assert samples.inputs.shape[1:] == (2,)
@@ -165,9 +165,7 @@ def _predict(file: Path) -> None:
 @pytest.mark.filterwarnings("ignore")  # of Pillow and NumPy, about what is damaged
 @given(damaged=damage())
 @settings(max_examples=EXAMPLES)
-def test_a_damaged_file_is_read_as_samples_or_refused_in_a_line(
-    kind: str, tmp_path_factory: pytest.TempPathFactory, damaged: Callable[[bytes], bytes]
-) -> None:
+def test_a_damaged_file_is_read_as_samples_or_refused_in_a_line(kind, tmp_path_factory, damaged):
     """Reading ends in time; what is read has finite inputs, and labels of plain class names."""
     folder = tmp_path_factory.getbasetemp() / f"fuzz-{kind}"
     folder.mkdir(exist_ok=True)

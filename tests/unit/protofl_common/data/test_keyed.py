@@ -55,7 +55,7 @@ def owner(tmp_path: Path, data_settings: MakeSettings) -> Owner:
 
 
 @pytest.mark.parametrize("of_person", [0, 3])
-def test_samples_that_are_added_move_no_other(of_person: int, owner: Owner) -> None:
+def test_samples_that_are_added_move_no_other(of_person, owner):
     """Samples of one person, three each, are on one side."""
     before = owner.sides(300, of_person)
     after = owner.sides(303, of_person)
@@ -66,7 +66,7 @@ def test_samples_that_are_added_move_no_other(of_person: int, owner: Owner) -> N
             assert after[row] == after[first_of_person]
 
 
-def test_the_key_decides_and_the_parts_are_about_as_large_as_asked(owner: Owner) -> None:
+def test_the_key_decides_and_the_parts_are_about_as_large_as_asked(owner):
     """By default a quarter is for testing, and of the rest 0.2 for validation: 0.15 of all.
 
     The tolerances are four deviations of such numbers or more.
@@ -82,15 +82,13 @@ def test_the_key_decides_and_the_parts_are_about_as_large_as_asked(owner: Owner)
     assert same == pytest.approx(same_by_chance, abs=0.05)
 
 
-def test_without_a_key_no_data_are_divided_by_one(owner: Owner) -> None:
+def test_without_a_key_no_data_are_divided_by_one(owner):
     with refused("only in the node config of a site with data of its own"):
         owner.sides(30, key=b"")
 
 
 @pytest.mark.parametrize(("dataset", "domain"), [("image-folder", ""), ("domain-folder", "north")])
-def test_no_setting_of_a_run_moves_a_sample(
-    dataset: str, domain: str, tmp_path: Path, data_settings: MakeSettings
-) -> None:
+def test_no_setting_of_a_run_moves_a_sample(dataset, domain, tmp_path, data_settings):
     """Sides of images follow from the files, not from what ``image-size`` makes of them."""
     draw = np.random.default_rng(0)
     for name in ("well", "ill"):
@@ -107,9 +105,7 @@ def test_no_setting_of_a_run_moves_a_sample(
     assert labels[0] == labels[1]
 
 
-def test_a_site_that_demands_privacy_divides_by_its_key_unless_its_operator_says_otherwise() -> (
-    None
-):
+def test_a_site_that_demands_privacy_divides_by_its_key_unless_its_operator_says_otherwise():
     """Without a demand the division is the seed's, as ``test-from`` is "split"."""
     own = {"data-dir": "/srv/data"}
     demand = {**own, "require-dp": "epsilon<=2"}

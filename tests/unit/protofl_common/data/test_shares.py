@@ -11,7 +11,7 @@ LABELS = st.lists(st.integers(0, 4), min_size=2, max_size=60).map(np.array)
 
 
 @given(LABELS, st.floats(0.01, 0.99), st.integers(0, 99))
-def test_split_is_stratified(labels: np.ndarray, fraction: float, seed: int) -> None:
+def test_split_is_stratified(labels, fraction, seed):
     """Nothing is lost, no part is empty, and each class of two samples is in both parts."""
     train, test = partitions.split(labels, fraction, np.random.default_rng(seed))
 
@@ -27,9 +27,7 @@ def test_split_is_stratified(labels: np.ndarray, fraction: float, seed: int) -> 
 
 
 @given(LABELS, st.floats(0.01, 0.9), st.integers(0, 99))
-def test_what_is_set_aside_leaves_every_class_in_training(
-    labels: np.ndarray, fraction: float, seed: int
-) -> None:
+def test_what_is_set_aside_leaves_every_class_in_training(labels, fraction, seed):
     """As many are set aside as the fraction says, or fewer: each class keeps one sample."""
     stay, aside = partitions.set_aside(labels, fraction, np.random.default_rng(seed))
 
@@ -41,7 +39,7 @@ def test_what_is_set_aside_leaves_every_class_in_training(
 
 
 @given(LABELS, st.integers(0, 70), st.integers(0, 99))
-def test_balanced_takes_equally_from_each_class(labels: np.ndarray, limit: int, seed: int) -> None:
+def test_balanced_takes_equally_from_each_class(labels, limit, seed):
     """A class with samples left gives at most one less than any other.
 
     A limit of 0 means no limit.
@@ -58,7 +56,7 @@ def test_balanced_takes_equally_from_each_class(labels: np.ndarray, limit: int, 
         assert taken.max() <= of_unfinished_classes.min() + 1
 
 
-def test_eleven_of_a_class_are_dealt_evenly_to_three_clients() -> None:
+def test_eleven_of_a_class_are_dealt_evenly_to_three_clients():
     """Each client gets three or four of them, and eleven of all 33 samples."""
     labels = np.repeat([0, 1], [11, 22])
 
@@ -71,7 +69,7 @@ def test_eleven_of_a_class_are_dealt_evenly_to_three_clients() -> None:
 
 
 @pytest.mark.parametrize("limit", [10, 40])
-def test_what_is_kept_has_the_class_proportions(limit: int) -> None:
+def test_what_is_kept_has_the_class_proportions(limit):
     labels = np.repeat([0, 1, 2], [20, 20, 160])
 
     kept, left = partitions.proportional(labels, limit, np.random.default_rng(1))
@@ -82,7 +80,7 @@ def test_what_is_kept_has_the_class_proportions(limit: int) -> None:
     np.testing.assert_allclose(np.bincount(labels[kept]), proportions * limit, atol=1)
 
 
-def test_what_is_set_aside_has_the_class_proportions() -> None:
+def test_what_is_set_aside_has_the_class_proportions():
     labels = np.repeat([0, 1, 2], [40, 20, 140])
     _, aside = partitions.set_aside(labels, 0.1, np.random.default_rng(1))
     assert np.bincount(labels[aside]).tolist() == [4, 2, 14]

@@ -13,7 +13,7 @@ from protofl_common.data import ClientData, open_client_data
 from protofl_common.data.division import shares_of
 from protofl_common.data.store import cached, data_key, open_data
 
-from .conftest import MakeSettings, refused
+from .conftest import refused
 
 
 def _first(settings: DataSettings) -> ClientData:
@@ -21,7 +21,7 @@ def _first(settings: DataSettings) -> ClientData:
     return open_client_data(settings, seed=3, partition=0, num_partitions=4)
 
 
-def test_arrays_are_mapped_and_the_clients_are_copies(data_settings: MakeSettings) -> None:
+def test_arrays_are_mapped_and_the_clients_are_copies(data_settings):
     settings = data_settings(dataset="digits", partition="iid")
     assert isinstance(open_data(settings).inputs, np.memmap)
     client = _first(settings)
@@ -31,7 +31,7 @@ def test_arrays_are_mapped_and_the_clients_are_copies(data_settings: MakeSetting
     assert client.train_labels.dtype == client.test_labels.dtype == np.int64
 
 
-def test_one_division_serves_all_clients_of_a_seed(data_settings: MakeSettings) -> None:
+def test_one_division_serves_all_clients_of_a_seed(data_settings):
     settings = data_settings(dataset="digits", partition="iid")
     before = shares_of.cache_info().misses
     for number in range(4):
@@ -50,9 +50,7 @@ def test_one_division_serves_all_clients_of_a_seed(data_settings: MakeSettings) 
         pytest.param("labels.npy", 0, b"garbage", id="garbage"),
     ],
 )
-def test_a_damaged_entry_of_the_cache_is_rebuilt(
-    data_settings: MakeSettings, tmp_path: Path, name: str, length: int, end: bytes
-) -> None:
+def test_a_damaged_entry_of_the_cache_is_rebuilt(data_settings, tmp_path, name, length, end):
     """Of a file its first ``length`` bytes stay (-1: there is no file) and ``end`` follows."""
     settings = data_settings(dataset="digits", partition="iid", cache_dir=str(tmp_path))
     before = _first(settings)
@@ -68,9 +66,7 @@ def test_a_damaged_entry_of_the_cache_is_rebuilt(
     np.testing.assert_array_equal(before.test_labels, after.test_labels)
 
 
-def test_leftovers_are_removed_and_a_cache_that_is_a_file_is_refused(
-    data_settings: MakeSettings, tmp_path: Path
-) -> None:
+def test_leftovers_are_removed_and_a_cache_that_is_a_file_is_refused(data_settings, tmp_path):
     """A killed process leaves a folder with an ending of its own beside the entry."""
     settings = data_settings(dataset="digits", partition="iid", cache_dir=str(tmp_path))
     partial = tmp_path / f"{data_key(settings)}.0a1b2c3d.tmp"
@@ -84,8 +80,8 @@ def test_leftovers_are_removed_and_a_cache_that_is_a_file_is_refused(
         open_data(data_settings(dataset="digits", cache_dir=str(tmp_path / "file")))
 
 
-def test_a_file_of_the_data_that_cannot_be_read_is_no_fault_of_the_cache(tmp_path: Path) -> None:
-    def build() -> None:
+def test_a_file_of_the_data_that_cannot_be_read_is_no_fault_of_the_cache(tmp_path):
+    def build():
         raise PermissionError(errno.EACCES, "Permission denied", "photos/cat")
 
     with refused(r"photos/cat cannot be read \(Permission denied\)"):
@@ -111,7 +107,7 @@ def _race(settings: DataSettings, barrier: Any, log: str, results: Any) -> None:
     results.put(int(_first(settings).train_labels.sum()))
 
 
-def test_two_processes_build_the_cache_once(data_settings: MakeSettings, tmp_path: Path) -> None:
+def test_two_processes_build_the_cache_once(data_settings, tmp_path):
     """Both begin at the same moment; the log must have one reading."""
     settings = data_settings(dataset="digits", partition="iid", cache_dir=str(tmp_path / "cache"))
     context = multiprocessing.get_context("fork")

@@ -8,7 +8,6 @@ from finch import FINCH
 from protofl_common.maths import finch
 from protofl_common.maths.finch import finch_partitions
 from protofl_common.maths.prototypes import cluster, cluster_classes
-from tests.support.given import Patch
 
 
 def same_partition(one: np.ndarray, other: np.ndarray) -> bool:
@@ -35,7 +34,7 @@ def rows_of(source: str) -> np.ndarray:
 
 
 @pytest.mark.parametrize("source", ["random", "blobs", "relu"])
-def test_every_partition_is_finch_clusts(source: str) -> None:
+def test_every_partition_is_finch_clusts(source):
     """From fine to coarse, as many clusters and the same rows together as the authors' package.
 
     It returns a column for each of P partitions of the N rows, and their numbers of clusters.
@@ -51,9 +50,7 @@ def test_every_partition_is_finch_clusts(source: str) -> None:
         assert same_partition(partition, expected)
 
 
-def test_neighbours_are_the_same_when_they_are_searched_block_by_block(
-    monkeypatch: Patch,
-) -> None:
+def test_neighbours_are_the_same_when_they_are_searched_block_by_block(monkeypatch):
     """Similarities are computed for as many pairs at once as fit into memory."""
     rows = rows_of("random")
     expected = finch_partitions(rows)
@@ -74,7 +71,7 @@ def test_neighbours_are_the_same_when_they_are_searched_block_by_block(
         pytest.param(np.zeros((5, 3)), id="zeros, which have no direction"),
     ],
 )
-def test_few_or_equal_vectors_are_one_cluster(rows: np.ndarray) -> None:
+def test_few_or_equal_vectors_are_one_cluster(rows):
     (partition,) = finch_partitions(rows)
     assert partition.tolist() == [0] * len(rows)
 
@@ -85,7 +82,7 @@ def two_groups() -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("method", "clusters"), [("finch", 0), ("kmeans", 0), ("kmeans", 2)])
-def test_means_of_two_groups_by_hand(method: str, clusters: int) -> None:
+def test_means_of_two_groups_by_hand(method, clusters):
     """``clusters``: how many are asked for, 0 for as many as the vectors show."""
     means, counts = cluster(two_groups(), method, clusters)
 
@@ -95,7 +92,7 @@ def test_means_of_two_groups_by_hand(method: str, clusters: int) -> None:
     torch.testing.assert_close(in_order, wanted)
 
 
-def test_kmeans_makes_as_many_clusters_as_finchs_coarsest_partition() -> None:
+def test_kmeans_makes_as_many_clusters_as_finchs_coarsest_partition():
     rows = rows_of("blobs")
     partitions = finch_partitions(rows)
     assert len(partitions) > 1
@@ -104,12 +101,12 @@ def test_kmeans_makes_as_many_clusters_as_finchs_coarsest_partition() -> None:
     assert counts.sum() == len(rows)
 
 
-def test_average_is_one_mean() -> None:
+def test_average_is_one_mean():
     means, _ = cluster(two_groups(), "average")
     torch.testing.assert_close(means, two_groups().mean(0, keepdim=True))
 
 
-def test_kmeans_has_no_more_clusters_than_different_vectors() -> None:
+def test_kmeans_has_no_more_clusters_than_different_vectors():
     of_two, _ = cluster(two_groups()[:2], "kmeans", 5)
     assert len(of_two) == 2
 
@@ -117,12 +114,12 @@ def test_kmeans_has_no_more_clusters_than_different_vectors() -> None:
     assert len(of_four_alike) == 1
 
 
-def test_an_unknown_method_is_refused() -> None:
+def test_an_unknown_method_is_refused():
     with pytest.raises(ValueError, match=r"'dbscan'.*finch, kmeans, average"):
         cluster(two_groups(), "dbscan")
 
 
-def test_classes_are_clustered_apart() -> None:
+def test_classes_are_clustered_apart():
     """Class 4 has the two groups, class 1 a vector of its own."""
     rows = torch.cat([two_groups(), torch.full((1, 2), 7.0)])
 
@@ -133,7 +130,7 @@ def test_classes_are_clustered_apart() -> None:
     torch.testing.assert_close(found.means[0], torch.full((2,), 7.0))
 
 
-def test_a_ratio_of_centres_is_not_rounded_up_by_floating_point() -> None:
+def test_a_ratio_of_centres_is_not_rounded_up_by_floating_point():
     """0.07 · 100 is a little above 7 in floating point, and ceil would make 8 of it."""
     centres = cluster_classes(torch.rand(100, 2), torch.zeros(100), "kmeans", ratio=0.07)
     assert len(centres) == 7

@@ -47,7 +47,7 @@ def body_of(arch: str, shape: tuple[int, ...]) -> nn.Module:
 
 
 @pytest.mark.parametrize("arch", STAGES)
-def test_stages_end_where_maps_get_smaller(arch: str) -> None:
+def test_stages_end_where_maps_get_smaller(arch):
     """The layers that end a stage are those of `STAGES`, with their channels."""
     shape, wanted = STAGES[arch]
     body = body_of(arch, shape)
@@ -59,7 +59,7 @@ def test_stages_end_where_maps_get_smaller(arch: str) -> None:
 
 
 @pytest.mark.parametrize("arch", ["mnist-cnn", "resnet6-imagenet-stem", "text-cnn"])
-def test_it_acts_while_training_only_and_leaves_no_trace_in_the_network(arch: str) -> None:
+def test_it_acts_while_training_only_and_leaves_no_trace_in_the_network(arch):
     """It is compared with a plain network of the same weights.
 
     The two are equal in evaluation and differ while training. Of the augmentation's own numbers,
@@ -87,13 +87,13 @@ def test_it_acts_while_training_only_and_leaves_no_trace_in_the_network(arch: st
         assert parameter.grad.isfinite().all()
 
 
-def test_a_moment_of_one_sample_hardly_moves() -> None:
+def test_a_moment_of_one_sample_hardly_moves():
     """There is no other sample whose moments would say how far it may move."""
     moment = torch.tensor([[1.0, 5.0]], dtype=torch.float64)
     assert (resampled(moment, torch.ones(2)) - moment).abs().max() < 0.01
 
 
-def test_one_client_or_huge_averages_leave_finite_coefficients() -> None:
+def test_one_client_or_huge_averages_leave_finite_coefficients():
     one_client = torch.tensor([[1.0, 0.0, 5.0]], dtype=torch.float64)
     equal = torch.ones(3, dtype=torch.float64)
     torch.testing.assert_close(fusion_coefficients(one_client), equal)

@@ -1,7 +1,5 @@
 """Every architecture: names, groups, shapes, a training step, seeds, padding, what is refused."""
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -38,7 +36,7 @@ def assert_shapes(arch: str, channels: int, size: int, built_for: int) -> None:
 @pytest.mark.parametrize("arch", SMALL)
 @pytest.mark.parametrize("size", [8, 16, 28, 32, 64])
 @pytest.mark.parametrize("channels", [1, 3])
-def test_shapes_of_small_networks(arch: str, size: int, channels: int) -> None:
+def test_shapes_of_small_networks(arch, size, channels):
     assert_shapes(arch, channels, size, built_for=size)
 
 
@@ -47,7 +45,7 @@ SOME = ["resnet4-imagenet-stem", "resnet10", "resnet10-imagenet-stem", "resnet18
 
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", [*SOME, "resnet50-imagenet-stem", "googlenet", "mobilenet-v2"])
-def test_shapes_of_larger_networks(arch: str) -> None:
+def test_shapes_of_larger_networks(arch):
     """What is built for 28 pixels a side takes 64; GoogLeNet must be built for the smallest."""
     small = range(8, 18) if arch == "googlenet" else (8,)
     assert_shapes(arch, 1, 64, built_for=28)
@@ -58,13 +56,13 @@ def test_shapes_of_larger_networks(arch: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", SMALL)
 @pytest.mark.parametrize("size", [8, 28])
-def test_small_networks_learn(arch: str, size: int) -> None:
+def test_small_networks_learn(arch, size):
     assert_it_learns(build(arch, size=size), torch.rand(20, 1, size, size), lr=0.02, steps=4)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("arch", LARGER)
-def test_larger_networks_learn(arch: str) -> None:
+def test_larger_networks_learn(arch):
     """On images as small as CIFAR's: the last map is a single pixel."""
     model = build(arch, channels=3, size=32, dim=128)
     assert_it_learns(model, torch.rand(4, 3, 32, 32), lr=0.1, steps=1)
@@ -76,9 +74,7 @@ HEADS += [arch for arch in LARGER if arch.endswith(HIDDEN_HEADS)]
 
 
 @pytest.mark.parametrize("arch", HEADS)
-def test_heads_have_named_parts_and_those_without_a_hidden_layer_can_be_exchanged(
-    arch: str,
-) -> None:
+def test_heads_have_named_parts_and_those_without_a_hidden_layer_can_be_exchanged(arch):
     with torch.device("meta"):
         weights = build(arch).head.state_dict()
     shapes = {"weight": (CLASSES, DIM), "bias": (CLASSES,)}
@@ -95,10 +91,10 @@ def test_heads_have_named_parts_and_those_without_a_hidden_layer_can_be_exchange
 @pytest.mark.parametrize(
     "arch", ["mnist-cnn", "htcnn-4", net.PROJECTION, *SOME[:2], "googlenet", "mobilenet-v2+fc256"]
 )
-def test_weights_follow_from_the_seed_alone(arch: str) -> None:
+def test_weights_follow_from_the_seed_alone(arch):
     """They do not depend on PyTorch's random state, and leave it as it is."""
 
-    def weights(seed: int) -> list[Tensor]:
+    def weights(seed):
         return list(build(arch, seed=seed).state_dict().values())
 
     first = weights(1)
@@ -113,7 +109,7 @@ def test_weights_follow_from_the_seed_alone(arch: str) -> None:
 
 
 @pytest.mark.parametrize("arch", net.ARCHITECTURES)
-def test_a_copy_shares_no_part_with_its_original(arch: str) -> None:
+def test_a_copy_shares_no_part_with_its_original(arch):
     """Not even a part that no list of parameters, buffers or modules has.
 
     Such a part would go from client to client.
@@ -144,7 +140,7 @@ def test_a_copy_shares_no_part_with_its_original(arch: str) -> None:
         assert buffer is not its_original
 
 
-def test_everybodys_first_model_is_each_clients_own() -> None:
+def test_everybodys_first_model_is_each_clients_own():
     """The model is built once and copied: training a copy does not change the next one."""
     settings = Settings.from_run_config(default_run_config()).model
     arguments = ("resnet4-imagenet-stem", (1, 28, 28), CLASSES, settings, 0, "global")
@@ -179,8 +175,8 @@ def test_everybodys_first_model_is_each_clients_own() -> None:
         r"'text-gru' is for texts \[tokens\].*small3",
     ),
 ])  # fmt: skip
-def test_impossible_models_are_refused(change: dict[str, Any], words: str) -> None:
-    possible: dict[str, Any] = {"arch": "cnn4", "input_shape": (1, 28, 28), "feature_dim": 8}
+def test_impossible_models_are_refused(change, words):
+    possible = {"arch": "cnn4", "input_shape": (1, 28, 28), "feature_dim": 8}
     with pytest.raises(ValueError, match=words):
         build_model(**{**possible, **change}, num_classes=10, seed=0)
 
@@ -204,9 +200,7 @@ def samples(arch: str, shape: tuple[int, ...], count: int) -> Tensor:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("arch", "shape"), CASES)
-def test_networks_for_tables_signals_and_texts_learn_and_every_weight_moves(
-    arch: str, shape: tuple[int, ...]
-) -> None:
+def test_networks_for_tables_signals_and_texts_learn_and_every_weight_moves(arch, shape):
     model = of_vectors(arch, shape)
     x = samples(arch, shape, 12)
 
@@ -215,7 +209,7 @@ def test_networks_for_tables_signals_and_texts_learn_and_every_weight_moves(
 
 
 @pytest.mark.parametrize("arch", net.GROUPS["text3"])
-def test_texts_of_any_length_and_tokens_of_any_size_serve(arch: str) -> None:
+def test_texts_of_any_length_and_tokens_of_any_size_serve(arch):
     """Tokens beyond the vocabulary count modulo its size; 0 is padding, and stays apart."""
     body = of_vectors(arch, (9,)).body.eval()
     short = torch.tensor([[5, 7, 0, 0]])
@@ -226,7 +220,7 @@ def test_texts_of_any_length_and_tokens_of_any_size_serve(arch: str) -> None:
     assert torch.equal(body(short), body(large))
 
 
-def test_padding_changes_no_mean() -> None:
+def test_padding_changes_no_mean():
     body = of_vectors("text-bag", (9,)).body.eval()
     two_words = torch.tensor([[5, 7]])
     padded = torch.tensor([[5, 7, 0, 0, 0]])
@@ -236,7 +230,7 @@ def test_padding_changes_no_mean() -> None:
     assert torch.isfinite(body(no_words)).all()
 
 
-def test_inputs_of_another_type_are_refused() -> None:
+def test_inputs_of_another_type_are_refused():
     """A network for texts is given numbers, and one for numbers is given tokens."""
     numbers = torch.rand(2, 9)
     said = r"arch = 'text-bag': inputs float32 \[2, 9\] do not fit .*text3 for texts"
@@ -251,7 +245,7 @@ def test_inputs_of_another_type_are_refused() -> None:
         check_model(of_vectors("mlp-1", (9,)), "mlp-1", tokens, WIDTH)
 
 
-def test_every_architecture_is_a_known_body_with_or_without_a_hidden_layer_in_its_head() -> None:
+def test_every_architecture_is_a_known_body_with_or_without_a_hidden_layer_in_its_head():
     assert sorted([*VISION, *TABLE, *SIGNAL, *TEXT]) == sorted(net.BODIES)
     assert {net.body_and_hidden(arch)[0] for arch in net.ARCHITECTURES} == set(net.BODIES)
     assert {net.body_and_hidden(arch)[1] for arch in net.ARCHITECTURES} == {0, 128, 256, 512}
@@ -259,12 +253,12 @@ def test_every_architecture_is_a_known_body_with_or_without_a_hidden_layer_in_it
     assert net.ARCHITECTURES["googlenet+fc512"] == "googlenet, head: fc 512, C"
 
 
-def test_groups_name_known_architectures_each_of_which_is_a_group_of_one() -> None:
+def test_groups_name_known_architectures_each_of_which_is_a_group_of_one():
     assert all(archs and set(archs) <= set(net.ARCHITECTURES) for archs in net.GROUPS.values())
     assert [arch for arch in net.ARCHITECTURES if net.GROUPS[arch] != (arch,)] == []
 
 
-def test_clients_get_the_architectures_in_turn() -> None:
+def test_clients_get_the_architectures_in_turn():
     for client, arch in ((0, "htcnn-1"), (7, "htcnn-8"), (8, "htcnn-1"), (19, "htcnn-4")):
         assert net.architecture_of("htcnn8", client) == arch
     assert net.architecture_of("cnn4", 5) == "cnn4"
@@ -273,12 +267,12 @@ def test_clients_get_the_architectures_in_turn() -> None:
     assert listed == ["cnn4", "mynets:TinyViT", "cnn4"]
 
 
-def test_a_list_of_architectures_may_name_groups() -> None:
+def test_a_list_of_architectures_may_name_groups():
     members = net.members_of("cnn4, mynets:TinyViT,table3")
     assert members == ("cnn4", "mynets:TinyViT", "mlp-1", "mlp-2", "mlp-3")
 
 
-def test_feature_extractors_of_fedtgp() -> None:
+def test_feature_extractors_of_fedtgp():
     """They stand in the order in which the paper lists them."""
     small = ("cnn4", "googlenet", "mobilenet-v2")
     assert net.GROUPS["htfe2"] == ("cnn4", *resnets(18))
@@ -288,7 +282,7 @@ def test_feature_extractors_of_fedtgp() -> None:
     assert net.GROUPS["htfe9"] == resnets(4, 6, 8, 10, 18, 34, 50, 101, 152)
 
 
-def test_classifiers_of_fedtgp_are_dealt_out_independently_of_bodies() -> None:
+def test_classifiers_of_fedtgp_are_dealt_out_independently_of_bodies():
     """Bodies repeat after eight clients, and heads after four."""
     heads = [0, 512, 256, 128]
     res34 = "resnet34-imagenet-stem"

@@ -69,9 +69,7 @@ def train(
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
 @pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
-def test_fifty_steps_are_sgds(
-    dtype: torch.dtype, tolerance: float, momentum: float, weight_decay: float
-) -> None:
+def test_fifty_steps_are_sgds(dtype, tolerance, momentum, weight_decay):
     """Weights and momentum are those of `torch.optim.SGD`, up to rounding."""
     settings = {"lr": 0.05, "momentum": momentum, "weight_decay": weight_decay}
     ours = small_model(dtype)
@@ -93,7 +91,7 @@ def unchanged(model: SplitModel, start: dict[str, Tensor]) -> set[str]:
     return {key for key, value in model.state_dict().items() if torch.equal(value, start[key])}
 
 
-def test_the_model_looks_the_same_inside_and_is_the_same_after_even_an_error() -> None:
+def test_the_model_looks_the_same_inside_and_is_the_same_after_even_an_error():
     """Inside, a wide layer steps in backward and keeps no gradient of its weight."""
     model = small_model()
     first = model.body[0]
@@ -121,7 +119,7 @@ def test_the_model_looks_the_same_inside_and_is_the_same_after_even_an_error() -
     assert not optimizer._optimizer_step_pre_hooks
 
 
-def test_two_linear_layers_of_htcnn_3_are_wide_enough() -> None:
+def test_two_linear_layers_of_htcnn_3_are_wide_enough():
     """So are others of its size, in a run with the default settings."""
     model = build_model("htcnn-3", input_shape=(1, 28, 28), num_classes=3, feature_dim=512, seed=0)
     with fused_linears(model, torch.optim.SGD(model.parameters(), lr=0.01)) as layers:
@@ -129,10 +127,10 @@ def test_two_linear_layers_of_htcnn_3_are_wide_enough() -> None:
 
 
 @pytest.mark.parametrize("mode", ["no_grad", "inference_mode", "eval"])
-def test_evaluation_takes_the_ordinary_path(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evaluation_takes_the_ordinary_path(mode, monkeypatch):
     """Without gradients, or in evaluation mode, the layer's forward is PyTorch's own."""
 
-    def other_path(*_: object) -> None:
+    def other_path(*_):
         pytest.fail("not the ordinary path")
 
     monkeypatch.setattr(fused_linear._LinearWithSgd, "apply", other_path)
@@ -156,14 +154,14 @@ OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_other_optimizers_are_left_alone(name: str) -> None:
+def test_other_optimizers_are_left_alone(name):
     model = small_model()
     with fused_linears(model, OPTIMIZERS[name](model), MIN) as layers:
         assert layers == []
 
 
 @pytest.mark.parametrize("parts", [("weight",), ("weight", "bias"), ("bias",)])
-def test_frozen_parts_stay_while_the_rest_takes_its_steps(parts: tuple[str, ...]) -> None:
+def test_frozen_parts_stay_while_the_rest_takes_its_steps(parts):
     """They stay though the optimizer knows them, and has momentum and weight decay."""
     ours = small_model()
     reference = small_model()
@@ -180,7 +178,7 @@ def test_frozen_parts_stay_while_the_rest_takes_its_steps(parts: tuple[str, ...]
     assert unchanged(ours, start) == {f"body.0.{part}" for part in parts}
 
 
-def test_a_layer_used_twice_is_refused() -> None:
+def test_a_layer_used_twice_is_refused():
     """Its weight has moved after the first of the two uses that backward comes to."""
     model = small_model()
     x = torch.ones(1, 50, dtype=torch.float64)
@@ -190,7 +188,7 @@ def test_a_layer_used_twice_is_refused() -> None:
             loss.backward()
 
 
-def test_a_loss_on_the_weight_itself_is_refused() -> None:
+def test_a_loss_on_the_weight_itself_is_refused():
     model = small_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with fused_linears(model, optimizer, MIN):

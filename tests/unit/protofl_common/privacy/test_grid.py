@@ -15,7 +15,7 @@ from protofl_common.privacy.grid import STEPS, to_steps, whole_noise
 
 @pytest.mark.parametrize("steps", [2**10, STEPS])
 @pytest.mark.parametrize("width", [1, 5, 384])
-def test_no_row_is_longer_than_its_steps_however_it_is_rounded(steps: int, width: int) -> None:
+def test_no_row_is_longer_than_its_steps_however_it_is_rounded(steps, width):
     """The worst row has every number half a step above a whole one; a huge one is cut, too."""
     torch.manual_seed(0)
     long_rows = 3 * nn.functional.normalize(torch.randn(200, width))
@@ -35,13 +35,13 @@ def test_no_row_is_longer_than_its_steps_however_it_is_rounded(steps: int, width
     assert float(of_long_rows.min()) > steps - math.sqrt(width) - 1
 
 
-def test_a_row_that_is_no_number_becomes_zeros() -> None:
+def test_a_row_that_is_no_number_becomes_zeros():
     rows = torch.tensor([[math.nan, 1.0], [math.inf, 0.0], [0.25, 0.0]]).double()
     assert to_steps(rows, 8).tolist() == [[0, 0], [0, 0], [2, 0]]
 
 
 @pytest.mark.parametrize("deviation", [0.5, 3.0, 2.0**22])
-def test_whole_noise_has_the_deviation_that_is_asked_for(deviation: float) -> None:
+def test_whole_noise_has_the_deviation_that_is_asked_for(deviation):
     """The discrete normal's own deviation differs from its parameter where that is small."""
     wanted = deviation
     if deviation < 9:
@@ -57,7 +57,7 @@ def test_whole_noise_has_the_deviation_that_is_asked_for(deviation: float) -> No
 
 
 @pytest.mark.parametrize("low_bits", [1, 2, 3])
-def test_every_pattern_of_the_lowest_bits_is_as_likely_as_any_other(low_bits: int) -> None:
+def test_every_pattern_of_the_lowest_bits_is_as_likely_as_any_other(low_bits):
     """A χ² test at five standard deviations decides it; χ² has twice its freedom as variance."""
     patterns = 2**low_bits
 
@@ -72,7 +72,7 @@ def test_every_pattern_of_the_lowest_bits_is_as_likely_as_any_other(low_bits: in
 
 
 @pytest.mark.parametrize("head", GAUSSIAN_HEADS)
-def test_class_moments_leave_as_whole_numbers_of_their_steps(head: str) -> None:
+def test_class_moments_leave_as_whole_numbers_of_their_steps(head):
     """They are whole once multiplied by the number of samples, as the moments are means."""
     torch.manual_seed(2)
     clip, noise, samples = 3.0, 4.0, 60

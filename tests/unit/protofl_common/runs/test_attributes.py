@@ -97,7 +97,7 @@ def assert_same(found: Any, wanted: Any) -> None:
             assert found == wanted
 
 
-def test_every_kind_of_attribute_survives_a_file(tmp_path: Path) -> None:
+def test_every_kind_of_attribute_survives_a_file(tmp_path):
     """Attributes of each kind that can be kept are, in a fresh object, as they were in the old."""
     lived = Half()
     lived.live()
@@ -137,7 +137,7 @@ def assert_same_draws(one: torch.Generator, other: torch.Generator) -> None:
     assert torch.equal(torch.rand(4, generator=one), torch.rand(4, generator=other))
 
 
-def test_entries_are_copies() -> None:
+def test_entries_are_copies():
     """The attribute may change while its entry is written."""
     half = Half()
     entry = pack_attributes(half, ("parameter",))["parameter"]
@@ -150,14 +150,14 @@ def test_entries_are_copies() -> None:
     assert not entry.requires_grad
 
 
-def test_what_is_no_tensor_is_named() -> None:
+def test_what_is_no_tensor_is_named():
     owner = SimpleNamespace(value={"a": {"b": "text"}})
 
     with pytest.raises(TypeError, match="value/a/b: a checkpoint cannot hold a str"):
         pack_attributes(owner, ("value",))
 
 
-def test_what_was_none_or_empty_is_so_again(tmp_path: Path) -> None:
+def test_what_was_none_or_empty_is_so_again(tmp_path):
     fresh = Half()
     handed_over(Half(), fresh, KEPT, tmp_path)
 
@@ -174,16 +174,14 @@ def test_what_was_none_or_empty_is_so_again(tmp_path: Path) -> None:
         {"a": torch.ones(1), "b": {"c": some_prototypes(1)}},
     ],
 )
-def test_an_attribute_that_is_none_when_built_may_become_anything_of_tensors(
-    value: Any, tmp_path: Path
-) -> None:
+def test_an_attribute_that_is_none_when_built_may_become_anything_of_tensors(value, tmp_path):
     fresh = SimpleNamespace(value=None)
     handed_over(SimpleNamespace(value=value), fresh, ("value",), tmp_path)
 
     assert_same(fresh.value, value)
 
 
-def test_names_that_begin_alike_do_not_mix(tmp_path: Path) -> None:
+def test_names_that_begin_alike_do_not_mix(tmp_path):
     lived = SimpleNamespace(w={"x": torch.ones(1)}, w2=torch.tensor([2.0]), wx=some_prototypes(1))
     fresh = SimpleNamespace(w={}, w2=torch.zeros(1), wx=None)
     handed_over(lived, fresh, ("w", "w2", "wx"), tmp_path)

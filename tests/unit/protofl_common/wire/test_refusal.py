@@ -23,11 +23,11 @@ def read(reason: str) -> Refusal:
     return refusal_in(reply)
 
 
-def test_what_a_site_writes_is_read_as_it_was_written() -> None:
+def test_what_a_site_writes_is_read_as_it_was_written():
     """A text is longest if it has signs that are not printable, each of which becomes several."""
     longest = Refusal(printable("\U0010ffff" * 1000), "waiting", "n" * 100, SIGNATURE)
 
-    assert read(pack_refusal(Refusal(**HONEST))) == Refusal(**HONEST)  # type: ignore[arg-type]
+    assert read(pack_refusal(Refusal(**HONEST))) == Refusal(**HONEST)
     assert read(pack_refusal(longest)).site == longest.site
 
 
@@ -47,7 +47,7 @@ def test_what_a_site_writes_is_read_as_it_was_written() -> None:
     json.dumps(HONEST | {"signature": f"{SIGNATURE}\n"}),
     json.dumps(HONEST | {"age": 5}),
 ])  # fmt: skip
-def test_what_is_no_whole_record_names_nobody(reason: str) -> None:
+def test_what_is_no_whole_record_names_nobody(reason):
     assert read(reason) == Refusal(printable(reason))
 
 
@@ -55,7 +55,7 @@ def test_what_is_no_whole_record_names_nobody(reason: str) -> None:
 @given(
     st.dictionaries(st.sampled_from([*HONEST, "age"]), VALUES | st.sampled_from([*HONEST.values()]))
 )
-def test_rubbish_is_short_and_plain(changes: dict[str, Any]) -> None:
+def test_rubbish_is_short_and_plain(changes):
     """Whatever stands in the record, what is read is fit for a log."""
     refusal = read(json.dumps(HONEST | changes, default=repr))
 
@@ -67,5 +67,5 @@ def test_rubbish_is_short_and_plain(changes: dict[str, Any]) -> None:
 
 
 @given(TEXTS)
-def test_any_text_is_read(reason: str) -> None:
+def test_any_text_is_read(reason):
     assert read(reason).site == ""

@@ -336,7 +336,7 @@ ALGOS = st.sampled_from(sorted(DECLARED))
 
 
 @given(st.data(), ALGOS, st.booleans())
-def test_replies_are_proper_or_refused(data: st.DataObject, algo: str, training: bool) -> None:
+def test_replies_are_proper_or_refused(data, algo, training):
     assert_taken_or_refused(data.draw(replies(algo, training)), algo, training)
 
 
@@ -352,7 +352,7 @@ def with_bytes(text: bytes, changes: list[tuple[float, int]]) -> bytes:
 
 
 @given(st.data(), ALGOS)
-def test_replies_with_wrong_bytes(data: st.DataObject, algo: str) -> None:
+def test_replies_with_wrong_bytes(data, algo):
     """Some bytes of a reply are changed in transit; we decode what Flower can still read."""
     content = data.draw(replies(algo, True))
     places = st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 255))
@@ -387,7 +387,7 @@ PLAUSIBLE: dict[type, st.SearchStrategy[Any]] = {
 
 
 @given(st.data())
-def test_introductions_are_proper_or_refused(data: st.DataObject) -> None:
+def test_introductions_are_proper_or_refused(data):
     """A card has up to two values changed, plausible or rubbish; one card in six gets a key more.
 
     One in six lacks a key, and one in six has a record beside it.
@@ -439,15 +439,15 @@ INSTRUCTIONS = {
 
 
 @given(st.data())
-def test_what_a_server_sends_is_proper_or_refused(data: st.DataObject) -> None:
+def test_what_a_server_sends_is_proper_or_refused(data):
     """It sends instructions, and the prototype sets of every client (FedPCL)."""
-    instructions: dict[str, Any] = dict(INSTRUCTIONS)
+    instructions = dict(INSTRUCTIONS)
     if data.draw(st.integers(0, 2)) == 0:
         instructions[data.draw(st.sampled_from(sorted(instructions)))] = data.draw(VALUES)
 
     rows = data.draw(st.integers(1, 3))
 
-    def numbers(largest: int) -> np.ndarray:
+    def numbers(largest):
         values = data.draw(st.lists(st.integers(0, largest), min_size=rows, max_size=rows))
         return np.array(values, np.int64)
 
@@ -480,7 +480,7 @@ def test_what_a_server_sends_is_proper_or_refused(data: st.DataObject) -> None:
 
 
 @given(TEXTS, st.one_of(TEXTS, st.text("0123456789,:- _", max_size=9)))
-def test_where_a_server_sends_a_client(run_name: str, run_history: str) -> None:
+def test_where_a_server_sends_a_client(run_name, run_history):
     """Instructions that are not refused have a run name fit for a folder, and a whole history.
 
     A client writes its state into the folder of that name; the history says which files count.

@@ -149,9 +149,7 @@ def findings(capsys: Printed, *words: str) -> tuple[int, list[dict[str, str]]]:
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_planted_fault_is_found_with_a_cure(
-    fault: str, monkeypatch: Patch, tmp_path: Path, capsys: Printed
-) -> None:
+def test_a_planted_fault_is_found_with_a_cure(fault, monkeypatch, tmp_path, capsys):
     """The fault is not found before it is planted."""
     plant, level, text, cure = FAULTS[fault]
     _, before = findings(capsys)
@@ -170,15 +168,13 @@ def test_a_planted_fault_is_found_with_a_cure(
         assert status == 1
 
 
-def test_what_is_wrong_stands_first_with_its_cure_below(capsys: Printed) -> None:
+def test_what_is_wrong_stands_first_with_its_cure_below(capsys):
     wrong, cure, *_ = output(capsys, "doctor", "lr=fast", status=1).out.splitlines()
     assert wrong == "WRONG   settings      lr = 'fast': must be a number above 0"
     assert cure == f"{'':22}do: correct that setting; protofl list shows choices"
 
 
-def test_a_wrong_option_and_a_wrong_key_of_a_recipe_are_named(
-    capsys: Printed, tmp_path: Path
-) -> None:
+def test_a_wrong_option_and_a_wrong_key_of_a_recipe_are_named(capsys, tmp_path):
     """A key that differs in a letter from a known one is named with it."""
     assert "--clients 0: must be" in output(capsys, "doctor", "--clients", "0", status=1).err
 
@@ -191,8 +187,8 @@ def test_a_wrong_option_and_a_wrong_key_of_a_recipe_are_named(
 
 
 def test_patients_are_not_on_both_sides_where_their_column_means_sites(
-    capsys: Printed, monkeypatch: Patch, tmp_path: Path
-) -> None:
+    capsys, monkeypatch, tmp_path
+):
     """With a partition by domains the column ``client`` is of sites, not of patients."""
     words = ["test-from=official-own", "--clients", "2", "partition=feature-shift"]
     plant = written("p.csv", PATIENTS, *OF_PATIENTS, *words)
@@ -207,8 +203,8 @@ def test_patients_are_not_on_both_sides_where_their_column_means_sites(
         r"a fault of ProtoFL: TypeError: ord\(\) takes exactly one argument.*doctor.py, line"),
 ])  # fmt: skip
 def test_a_check_that_fails_is_wrong_and_hides_no_other(
-    name: str, value: object, topic: str, text: str, monkeypatch: Patch, capsys: Printed
-) -> None:
+    name, value, topic, text, monkeypatch, capsys
+):
     """A check raises an unexpected error, and the others have their findings."""
     monkeypatch.setattr(doctor, name, value)
     status, found = findings(capsys)
@@ -221,7 +217,7 @@ def test_a_check_that_fails_is_wrong_and_hides_no_other(
     assert {"versions", "torch", "processes"} <= {finding["topic"] for finding in found}
 
 
-def test_any_command_ends_with_the_place_of_a_fault(monkeypatch: Patch, capsys: Printed) -> None:
+def test_any_command_ends_with_the_place_of_a_fault(monkeypatch, capsys):
     monkeypatch.setattr("protofl_common.tools.cli.list.lists", ord)
     last = output(capsys, "list", status=1).err.splitlines()[-1]
 
@@ -233,9 +229,7 @@ def test_any_command_ends_with_the_place_of_a_fault(monkeypatch: Patch, capsys: 
     ("models=mlp-1", "ok", "mlp-1, 4482 parameters, tried on two samples"),
     ("models=cnn4", "wrong", "arch 'cnn4' is for square images"),
 ])  # fmt: skip
-def test_the_model_is_tried_on_two_samples(
-    options: str, level: str, said: str, tmp_path: Path, capsys: Printed
-) -> None:
+def test_the_model_is_tried_on_two_samples(options, level, said, tmp_path, capsys):
     """Data that can be read may still be data that no model can train on."""
     lines = [f"{number},{number * 7 % 5},{'xy'[number % 2]}" for number in range(40)]
     (tmp_path / "a.csv").write_text("\n".join(["a,b,label", *lines]))

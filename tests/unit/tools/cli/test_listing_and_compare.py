@@ -6,7 +6,6 @@ import os
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import pytest
@@ -32,7 +31,7 @@ def wide(monkeypatch: Patch) -> None:
     monkeypatch.setattr("protofl_common.report.page.FIGURES", {"Accuracy": (charts.means,)})
 
 
-def test_every_choice_is_listed_with_its_explanation(capsys: Printed) -> None:
+def test_every_choice_is_listed_with_its_explanation(capsys):
     """Each line is a name, spaces, and what the code says of it."""
     assert main(["list"]) == 0
 
@@ -49,7 +48,7 @@ def test_every_choice_is_listed_with_its_explanation(capsys: Printed) -> None:
         assert algorithm.paper in listed[name]
 
 
-def test_an_output_that_takes_ascii_only_gets_question_marks(monkeypatch: Patch) -> None:
+def test_an_output_that_takes_ascii_only_gets_question_marks(monkeypatch):
     """The program must not end in an error of the encoding."""
     printed = io.BytesIO()
     monkeypatch.setattr("sys.argv", ["protofl", "list"])
@@ -82,13 +81,11 @@ MEME = "weights (all weights of the meme, a shared model)"
     "Up: outputs (a mean output of each class).",
     f"Down: {MEME}. Up: {MEME}.",
 ])  # fmt: skip
-def test_what_crosses_the_wire_is_said(text: str, capsys: Printed) -> None:
+def test_what_crosses_the_wire_is_said(text, capsys):
     assert text in listed_algorithms(capsys)
 
 
-def test_a_part_of_the_model_and_a_second_model_are_named(
-    monkeypatch: Patch, capsys: Printed
-) -> None:
+def test_a_part_of_the_model_and_a_second_model_are_named(monkeypatch, capsys):
     """A made-up algorithm sends the body, and a model called critic."""
     up = {"weights": Weights(parts=("body.",)), "critic": Weights(of="critic")}
     monkeypatch.setitem(CATALOG, "mine", replace(CATALOG["fedavg"], exchange=Exchange(up=up)))
@@ -110,9 +107,7 @@ def two_runs(tmp_path: Path) -> list[str]:
     return [str(one), str(two)]
 
 
-def test_compare_shows_figures_and_the_settings_that_differ(
-    two_runs: list[str], capsys: Printed
-) -> None:
+def test_compare_shows_figures_and_the_settings_that_differ(two_runs, capsys):
     """A row has a name and a cell for each of two runs."""
     rows = cells_of(output(capsys, "compare", *two_runs).out)
 
@@ -131,9 +126,7 @@ def test_compare_shows_figures_and_the_settings_that_differ(
     ({"settings": {"seed": "x"}}, "Value"),
     ({"best-accuracy": 3}, "Attr"),
 ])  # fmt: skip
-def test_a_summary_whose_content_is_not_that_of_a_run_is_named(
-    changes: dict[str, Any], error: str, two_runs: list[str], capsys: Printed
-) -> None:
+def test_a_summary_whose_content_is_not_that_of_a_run_is_named(changes, error, two_runs, capsys):
     """``error`` begins the name of Python's error."""
     _, run = two_runs
     file = Path(run) / "summary.json"
@@ -143,7 +136,7 @@ def test_a_summary_whose_content_is_not_that_of_a_run_is_named(
     assert f"{run}: not the figures of a run: {error}" in refused
 
 
-def test_a_run_without_a_summary_is_named(two_runs: list[str], capsys: Printed) -> None:
+def test_a_run_without_a_summary_is_named(two_runs, capsys):
     _, run = two_runs
     (Path(run) / "summary.json").write_text("")
     assert f"{run}: no summary.json in it" in output(capsys, "compare", run, status=1).err
@@ -172,9 +165,7 @@ def strangers_runs(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_strangers_run_writes_no_escapes_on_the_terminal(
-    strangers_runs: Path, capsys: Printed
-) -> None:
+def test_a_strangers_run_writes_no_escapes_on_the_terminal(strangers_runs, capsys):
     """Two of four runs are left out of the list, as their rounds are no numbers."""
     listed = output(capsys, "runs", strangers_runs)
 
@@ -214,7 +205,7 @@ def runs(tmp_path: Path, monkeypatch: Patch) -> Path:
     return tmp_path / "runs"
 
 
-def test_the_list_of_runs(runs: Path, capsys: Printed) -> None:
+def test_the_list_of_runs(runs, capsys):
     """A run's line has its state, its data, its last and best accuracy, and its size."""
     with FileLock(runs / ".running.lock"):
         found = {run["name"]: run for run in told(capsys, "runs")["runs"]}
@@ -243,14 +234,12 @@ def test_the_list_of_runs(runs: Path, capsys: Printed) -> None:
     assert "local · digits · seed 20" in printed
 
 
-def test_a_folder_of_runs_that_is_not_there_is_named(capsys: Printed) -> None:
+def test_a_folder_of_runs_that_is_not_there_is_named(capsys):
     refusal = "nowhere: no such folder; runs are in runs unless out-dir says otherwise"
     assert refusal in output(capsys, "runs", "nowhere", status=1).err
 
 
-def test_a_report_of_a_folder_and_of_a_name_in_runs(
-    tmp_path: Path, monkeypatch: Patch, capsys: Printed
-) -> None:
+def test_a_report_of_a_folder_and_of_a_name_in_runs(tmp_path, monkeypatch, capsys):
     """A run is given by its folder, or by its name in ``runs``."""
     monkeypatch.chdir(tmp_path)
     one = write(tmp_path / "elsewhere" / "one", [row(1, ["a"])])
@@ -264,13 +253,11 @@ def test_a_report_of_a_folder_and_of_a_name_in_runs(
         assert (folder / "report.html").stat().st_size > 1000
 
 
-def test_no_run_and_no_page_to_write_are_named(
-    tmp_path: Path, monkeypatch: Patch, capsys: Printed
-) -> None:
+def test_no_run_and_no_page_to_write_are_named(tmp_path, monkeypatch, capsys):
     """There is no folder, or an empty one, or a folder in the place of the page, or no true row."""
     monkeypatch.chdir(tmp_path)
 
-    def refusal_of(run: object) -> str:
+    def refusal_of(run):
         return output(capsys, "report", run, status=1).err
 
     assert "nowhere: no such folder, neither here nor in runs/" in refusal_of("nowhere")

@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from protofl_common.tools.tables.spec import read_table
 from tests.support import launches
 from tests.support.commands import SCHEMA
 from tests.support.fakes import Accuracies, write_run
-from tests.support.given import Printed
 from tests.support.harness import CACHE, run_federation
 
 TABLE = """
@@ -113,9 +111,7 @@ def cells_of(path: Path) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_every_row_has_as_many_trials_and_the_best_on_validation_data_runs_with_other_seeds(
-    table: Path,
-) -> None:
+def test_every_row_has_as_many_trials_and_the_best_on_validation_data_runs_with_other_seeds(table):
     """Two rows search by seven trials each; the smallest ``lr`` is the best on validation data."""
     launcher = Launcher()
     assert search(table, launcher) == 0
@@ -138,7 +134,7 @@ def test_every_row_has_as_many_trials_and_the_best_on_validation_data_runs_with_
 
 
 @pytest.mark.slow
-def test_the_result_says_what_was_chosen_and_on_what(table: Path) -> None:
+def test_the_result_says_what_was_chosen_and_on_what(table):
     """Markdown and JSON name the trials, the settings that were chosen, and the data that chose."""
     search(table, Launcher())
 
@@ -167,7 +163,7 @@ def test_the_result_says_what_was_chosen_and_on_what(table: Path) -> None:
 
 
 @pytest.mark.slow
-def test_shards_of_a_search_are_whole_cells(table: Path, tmp_path: Path) -> None:
+def test_shards_of_a_search_are_whole_cells(table, tmp_path):
     """Two shards, the second one first, make the runs and the table of one search."""
     whole = Launcher()
     search(table, whole)
@@ -185,9 +181,7 @@ def test_shards_of_a_search_are_whole_cells(table: Path, tmp_path: Path) -> None
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stop_at", [2, 17])  # in the first row that searches, and later
-def test_a_search_that_was_stopped_goes_on_as_if_it_had_not_been(
-    stop_at: int, table: Path, tmp_path: Path
-) -> None:
+def test_a_search_that_was_stopped_goes_on_as_if_it_had_not_been(stop_at, table, tmp_path):
     """Finished runs are not repeated, and the result is that of a search made at once."""
     stopped = Launcher(interrupt_at=stop_at)
     with pytest.raises(KeyboardInterrupt):
@@ -211,7 +205,7 @@ def test_a_search_that_was_stopped_goes_on_as_if_it_had_not_been(
 
 
 @pytest.mark.slow
-def test_more_trials_go_on_from_those_that_were_made(table: Path) -> None:
+def test_more_trials_go_on_from_those_that_were_made(table):
     """The number of trials grows from seven to eight."""
     search(table, Launcher())
     table.write_text(TABLE.replace("trials: 7", "trials: 8"), encoding="utf-8")
@@ -228,7 +222,7 @@ def is_unlucky(run: Run) -> bool:
 
 
 @pytest.mark.slow
-def test_trials_that_fail_count_and_are_tried_again(table: Path) -> None:
+def test_trials_that_fail_count_and_are_tried_again(table):
     """The best trials fail the first time, so that another value of ``lr`` is chosen."""
     assert search(table, Launcher(broken=is_unlucky)) == 0
 
@@ -245,7 +239,7 @@ def test_trials_that_fail_count_and_are_tried_again(table: Path) -> None:
     assert cells_of(table)["Local"]["search"]["failed"] == 0
 
 
-def test_trials_without_a_figure_on_validation_data_have_failed(table: Path) -> None:
+def test_trials_without_a_figure_on_validation_data_have_failed(table):
     search(table, Launcher(silent=is_unlucky))
     found = cells_of(table)["Local"]["search"]
 
@@ -253,7 +247,7 @@ def test_trials_without_a_figure_on_validation_data_have_failed(table: Path) -> 
     assert found["failed"] > 0
 
 
-def test_a_search_whose_trials_all_fail_says_why(table: Path) -> None:
+def test_a_search_whose_trials_all_fail_says_why(table):
     search(table, Launcher(broken=lambda run: True))
     reason = "search: none of 7 trials ended well: it exploded; it exploded"
     assert cells_of(table)["Local"]["reason"] == reason
@@ -279,18 +273,14 @@ LOG = "lr: {log: [0.001, 0.1]}"
     ("what: head}", "what: head, over: std}",
         "--search looks for the largest accuracy or metric, not for"),
 ])  # fmt: skip
-def test_a_search_that_cannot_work_is_refused(
-    old: str, new: str, expected: str, table: Path
-) -> None:
+def test_a_search_that_cannot_work_is_refused(old, new, expected, table):
     table.write_text(TABLE.replace(old, new), encoding="utf-8")
     with pytest.raises(SettingsError, match=re.escape(expected)):
         search(table, Launcher())
 
 
 @pytest.mark.slow
-def test_the_command_says_what_is_left_and_that_a_search_does_not_count_is_said(
-    table: Path, capsys: Printed
-) -> None:
+def test_the_command_says_what_is_left_and_that_a_search_does_not_count_is_said(table, capsys):
     """A plan (``--dry-run``) with ``--search`` waits for the trials.
 
     Without ``--search`` it says that the settings that were found do not count.
@@ -347,16 +337,14 @@ def planted_rows() -> str:
 
 
 @pytest.mark.slow
-def test_search_and_best_round_follow_validation_where_test_data_say_the_opposite(
-    tmp_path: Path,
-) -> None:
+def test_search_and_best_round_follow_validation_where_test_data_say_the_opposite(tmp_path):
     """A model that learns is right on validation data, and wrong on test data."""
     data = tmp_path / "planted.csv"
     data.write_text(planted_rows(), encoding="utf-8")
     path = tmp_path / "planted.yaml"
     path.write_text(PLANTED_TABLE.format(file=data), encoding="utf-8")
 
-    def launch(run: Run, folder: Path, resume: bool, on_round: Callable[[int], None]) -> None:
+    def launch(run, folder, resume, on_round):
         out = tmp_path / "one-by-one" / run.name
         config = default_run_config() | run.config | CACHE
         config |= {"run-name": run.name, "out-dir": str(out), "report": False, "threads": 1}
