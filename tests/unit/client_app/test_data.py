@@ -40,22 +40,6 @@ def some_data(labels: list[int]) -> ClientData:
     )
 
 
-def test_bytes_become_normalised_floats():
-    """(x / 255 − mean) / std of each channel, float32."""
-    data = some_data([0, 2, 1])
-    mean = np.array([0.2, 0.5]).reshape(1, 2, 1, 1)
-    std = np.array([0.3, 0.25]).reshape(1, 2, 1, 1)
-
-    found = to_device(data.train_inputs, data.train_labels, data, CPU)
-
-    wanted = (data.train_inputs / 255 - mean) / std
-
-    np.testing.assert_allclose(found.inputs.numpy(), wanted, rtol=1e-5, atol=1e-6)
-    assert found.inputs.dtype == torch.float32
-    assert found.labels.tolist() == [0, 2, 1]
-    assert found.unlabelled is None
-
-
 def test_read_only_arrays_serve_without_a_warning_and_stay_as_they_are():
     """PyTorch warns of tensors that share the memory of such an array; here it is copied."""
     data = some_data([0, 1, 2])

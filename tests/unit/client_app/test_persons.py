@@ -97,7 +97,6 @@ def test_a_person_adds_to_class_sums_and_counts_as_one_sample():
         counts = []
         for rows in (slice(before), slice(None)):
             made = protection(owners[rows]).class_means(features[rows], labels[rows], CLASSES)
-            assert made.counts is not None
             sums = torch.zeros(CLASSES, 3, dtype=torch.float64)
             sums[made.labels, :2] = made.means.double() * made.counts[:, None]
             sums[made.labels, 2] = made.counts.double()
@@ -241,7 +240,6 @@ def test_a_person_is_evaluated_once_and_changes_nobody_else():
             ("a", "b"), "", (), (), (), (), 0, owners,
         )  # fmt: skip
         once = with_persons_once(data, owners)
-        assert once.persons is not None
         assert not {*once.persons.test} & {*once.persons.validation}
         np.testing.assert_array_equal(np.asarray(once.test_inputs)[:, 0], once.test_labels)
         return [once.test_labels.tolist(), once.validation_labels.tolist()]

@@ -113,12 +113,6 @@ def test_a_round_equals_an_independent_script(tmp_path):
     for client in clients:
         plain.assert_close(plain.model_left(outcome.folder, client.name), found)
 
-    bytes_of_a_centre = 4 * clients[0].r.shape[1] + 8  # float32 features, and a label
-    assert outcome.rows[0]["bytes"] == {
-        "up": plain.CLIENTS * 10 * bytes_of_a_centre,
-        "down": 0,
-    }
-
 
 def test_centres_are_those_of_clusters_whose_samples_lie_nearest(tmp_path):
     """A class of seven samples has ⌈0.5 · 7⌉ centres, each the mean of its nearest samples."""

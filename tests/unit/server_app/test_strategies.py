@@ -109,18 +109,6 @@ def test_by_probabilities_the_other_sites_teach():
     assert teacher(restored, "site-1") == of_site_1
 
 
-def test_by_logits_all_sites_teach():
-    """A site learns from the mean of a class over all sites, itself included."""
-    server = server_of("feddistill", feddistill__outputs="logits")
-
-    first = says("site-0", {0: [3.0, -1.0]})
-    second = says("site-1", {0: [5.0, -3.0], 1: NORTH})
-    server.merge([first, second])
-
-    for site in ("site-0", "site-1"):
-        assert teacher(server, site) == {0: [4.0, -2.0], 1: NORTH}
-
-
 def fedtgp(**changes: Any) -> FedTGP:
     """FedTGP's server of five classes, with these settings of its own."""
     settings = {f"fedtgp__{key}": value for key, value in changes.items()}

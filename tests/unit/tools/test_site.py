@@ -98,7 +98,7 @@ def run_site(monkeypatch: Patch, flower: Callable[[], object], node: str = NODE)
 @pytest.mark.parametrize("identity", [IDENTITY, ("", "", "")], ids=["named", "nameless"])
 def test_the_installed_code_is_loaded_whatever_run_it_is(identity):
     assert isinstance(installed_code(str(ROOT))(*identity), ClientApp)
-    assert Path(sys.modules["client_app.app"].__file__ or "") == ROOT / "client_app" / "app.py"
+    assert Path(sys.modules["client_app.app"].__file__) == ROOT / "client_app" / "app.py"
 
 
 def test_a_message_that_cannot_be_read_ends_its_process_at_once(monkeypatch, capfd):

@@ -42,16 +42,6 @@ def test_embedded_weights_are_small_and_say_how_good_they_are(name):
     assert json.loads((WEIGHTS / f"{name}.json").read_text())["made"]["held-out accuracy"][0] > 0.5
 
 
-def test_embedded_weights_travel_with_the_app():
-    """Flower packs an app's files of a few kinds only, Python and JSON among them."""
-    suffixes = {
-        file.suffix
-        for file in WEIGHTS.parent.rglob("*")
-        if file.is_file() and "__pycache__" not in file.parts
-    }
-    assert suffixes <= {".py", ".json"}
-
-
 def test_round_trip(file):
     """The weights are rounded to float16, and their file is the same when it is written again."""
     torch.manual_seed(0)

@@ -119,17 +119,6 @@ def test_an_unknown_method_is_refused():
         cluster(two_groups(), "dbscan")
 
 
-def test_classes_are_clustered_apart():
-    """Class 4 has the two groups, class 1 a vector of its own."""
-    rows = torch.cat([two_groups(), torch.full((1, 2), 7.0)])
-
-    found = cluster_classes(rows, torch.tensor([4, 4, 4, 4, 4, 4, 1]), "finch")
-
-    assert found.labels.tolist() == [1, 4, 4]
-    assert found.counts.tolist() == [1, 3, 3]
-    torch.testing.assert_close(found.means[0], torch.full((2,), 7.0))
-
-
 def test_a_ratio_of_centres_is_not_rounded_up_by_floating_point():
     """0.07 · 100 is a little above 7 in floating point, and ceil would make 8 of it."""
     centres = cluster_classes(torch.rand(100, 2), torch.zeros(100), "kmeans", ratio=0.07)

@@ -6,9 +6,7 @@ import torch
 from protofl_common.maths.aggregation import MEAN, fuse_by_similarity, merge_by_class
 from protofl_common.maths.prototypes import (
     Prototypes,
-    by_class,
     chosen,
-    class_means,
     distances,
     margins,
 )
@@ -22,29 +20,6 @@ def prototypes(
         torch.tensor(labels),
         None if counts is None else torch.tensor(counts),
     )
-
-
-def test_class_means_by_hand():
-    features = torch.tensor([[1.0, 2.0], [3.0, 4.0], [10.0, 0.0]])
-    result = class_means(features, torch.tensor([2, 2, 0]), num_classes=4)
-
-    assert result.labels.tolist() == [0, 2]
-    assert result.means.tolist() == [[10.0, 0.0], [2.0, 3.0]]
-    assert result.counts.tolist() == [1, 2]
-
-
-def test_merging_by_hand():
-    """Class 0 has 3 samples at (0, 0) and 1 at (8, 4); class 1 comes from one client."""
-    first = prototypes([[0.0, 0.0], [4.0, 4.0]], [0, 1], [3, 5])
-    second = prototypes([[8.0, 4.0]], [0], [1])
-
-    by_counts = merge_by_class([first, second], "counts")
-    assert by_counts.labels.tolist() == [0, 1]
-    assert by_counts.means.tolist() == [[2.0, 1.0], [4.0, 4.0]]  # (3·0 + 1·8)/4, (3·0 + 1·4)/4
-    assert by_counts.counts is None
-
-    uniform = merge_by_class([first, second], "uniform")
-    assert uniform.means.tolist() == [[4.0, 2.0], [4.0, 4.0]]
 
 
 def test_merging_by_counts_needs_those_of_every_client():
@@ -72,14 +47,6 @@ def test_a_classs_own_prototypes_do_not_make_its_margin():
     torch.testing.assert_close(
         margins(several, 3), torch.tensor([5.0, torch.nan, 5.0]).double(), equal_nan=True
     )
-
-
-def test_table_by_class_marks_what_is_held():
-    """Classes 1 and 3 of four have a row, the others zeros and False."""
-    table, held = by_class(prototypes([[1.0, 2.0], [3.0, 4.0]], [3, 1]), 4)
-
-    assert table.tolist() == [[0.0, 0.0], [3.0, 4.0], [0.0, 0.0], [1.0, 2.0]]
-    assert held.tolist() == [False, True, False, True]
 
 
 def nearest(features: torch.Tensor, prototypes: Prototypes) -> torch.Tensor:

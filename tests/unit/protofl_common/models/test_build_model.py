@@ -6,9 +6,8 @@ from torch import Tensor, nn
 
 from protofl_common.config import architectures as net
 from protofl_common.config.options import SettingsError
-from protofl_common.experiment.settings import Settings, default_run_config
 from protofl_common.models.bodies import CNN_PLANS, SIGNAL, TABLE, TEXT, VISION
-from protofl_common.models.build import build_model, check_model, copied, initial_model
+from protofl_common.models.build import build_model, check_model, copied
 from protofl_common.models.split import SplitModel
 from tests.support.models import CLASSES, DIM, assert_it_learns, build
 
@@ -138,21 +137,6 @@ def test_a_copy_shares_no_part_with_its_original(arch):
         assert weight.requires_grad == its_original.requires_grad
     for buffer, its_original in zip(twin.buffers(), original.buffers(), strict=True):
         assert buffer is not its_original
-
-
-def test_everybodys_first_model_is_each_clients_own():
-    """The model is built once and copied: training a copy does not change the next one."""
-    settings = Settings.from_run_config(default_run_config()).model
-    arguments = ("resnet4-imagenet-stem", (1, 28, 28), CLASSES, settings, 0, "global")
-    first = initial_model(*arguments)
-    before = {name: value.clone() for name, value in first.state_dict().items()}
-
-    assert_it_learns(first, torch.rand(4, 1, 28, 28), lr=0.1, steps=1)
-
-    second = initial_model(*arguments).state_dict()
-
-    assert all(torch.equal(value, second[name]) for name, value in before.items())
-    assert not torch.equal(first.state_dict()["head.weight"], second["head.weight"])
 
 
 @pytest.mark.parametrize(("change", "words"), [
