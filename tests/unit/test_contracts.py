@@ -2,7 +2,6 @@
 
 import ast
 import re
-import subprocess
 import sys
 from collections.abc import Callable
 from functools import cache
@@ -18,6 +17,7 @@ from protofl_common.config.options import SettingsError
 from protofl_common.experiment.catalog import CATALOG, half
 from server_app.strategies.base import ServerStrategy, server_half
 from tests.support import ROOT
+from tests.support.processes import output_of
 
 FLOWER_ROOMS = {"wire", "simulation", "flower.py"}
 """Rooms of protofl_common that may import flwr, beside its tools; its mathematics may not."""
@@ -44,7 +44,7 @@ OWN_RULE = ("protections/private_step.py",)
 def modules_in(path: Path) -> set[str]:
     """Every module that a file imports, and every name that it imports from one."""
     names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -88,7 +88,7 @@ def test_a_row_names_both_halves(algo):
 def test_twins_point_to_each_other_and_stay_short(algo):
     files = [path for path in twins(algo) if (ROOT / path).exists()]
     for path in files:
-        text = (ROOT / path).read_text(encoding="utf-8")
+        text = (ROOT / path).read_text()
         docstring = text.split('"""')[1]
         assert len(text.splitlines()) <= 120, f"{path} has outgrown its room"
         assert all(other in docstring for other in files if other != path)
@@ -139,7 +139,7 @@ def test_only_two_files_import_what_flower_does_not_export():
     importing = set()
     for path in files_of(*PACKAGES):
         imported = {name for name in modules_in(path) if name.partition(".")[0] == "flwr"}
-        imported |= set(MODULE_OF_FLOWER.findall(path.read_text(encoding="utf-8")))
+        imported |= set(MODULE_OF_FLOWER.findall(path.read_text()))
         if imported - public:
             importing.add(str(path.relative_to(ROOT)))
 
@@ -171,7 +171,7 @@ def test_tasks_alone_decide_what_a_label_means():
     for path in files_of(*PACKAGES):
         if COMMON / "tasks" in path.parents:
             continue
-        if DECIDES_BY_LABELS.search(path.read_text(encoding="utf-8")):
+        if DECIDES_BY_LABELS.search(path.read_text()):
             found.add(str(path.relative_to(ROOT)))
     assert found == NOT_BY_LABELS.keys()
 
@@ -241,8 +241,7 @@ HEAVY = {
 @pytest.mark.parametrize("module", HEAVY)
 def test_importing_a_module_stays_cheap(module):
     code = f"import sys, {module}; print([name for name in {HEAVY[module]} if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    assert output_of([sys.executable, "-c", code]) == "[]\n"
 
 
 def test_no_test_imports_another_test():
@@ -255,6 +254,6 @@ def test_there_is_one_training_loop():
     client_app = ROOT / "client_app"
     loops = set()
     for path in files_of("client_app"):
-        if GRADIENTS.search(path.read_text("utf-8")):
+        if GRADIENTS.search(path.read_text()):
             loops.add(str(path.relative_to(client_app)))
     assert loops == {"learning/training.py", *OWN_RULE}

@@ -31,7 +31,7 @@ PAGES = sorted(
 
 
 def text_of(path: Path) -> str:
-    return path.read_text(encoding="utf-8")
+    return path.read_text()
 
 
 @pytest.mark.slow
@@ -135,7 +135,7 @@ def test_every_mutant_is_of_code_that_is_there_and_uses_names_of_its_file():
     unknown = []
     for mutant in mutants.read():
         try:
-            changed = mutant.applied_to((ROOT / mutant.file).read_text("utf-8"))
+            changed = mutant.applied_to((ROOT / mutant.file).read_text())
         except mutants.LostMutant as error:
             lost.append(str(error))
             continue
@@ -168,5 +168,5 @@ def test_every_mutant_names_tests_that_are_there():
         for file in files.split():
             assert (ROOT / file).exists(), f"{mutant.name}: no {file}"
         if word:
-            source = (ROOT / files).read_text("utf-8")
+            source = (ROOT / files).read_text()
             assert re.search(rf"def test_\w*{word}", source), f"{files} has no test of {word}"

@@ -18,7 +18,7 @@ PROVED = {
 def text_of(path: str) -> str:
     """The text of a file; "" if there is none."""
     file = ROOT / path
-    return file.read_text(encoding="utf-8") if file.exists() else ""
+    return file.read_text() if file.exists() else ""
 
 
 def file_of(half: str) -> str:

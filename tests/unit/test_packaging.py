@@ -4,7 +4,6 @@ import io
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 import zipfile
 
@@ -14,6 +13,7 @@ from hatchling.builders.wheel import WheelBuilder
 
 from protofl_common.config.backbones import EMBEDDED
 from tests.support import ROOT
+from tests.support.processes import output_of
 
 STRAY_FILES = (
     "patients.json",
@@ -78,11 +78,9 @@ def test_every_module_loads_from_the_bundle_with_the_embedded_data(bundle, tmp_p
     # Packages of methods import it.
     shutil.copytree(ROOT / "protofl_common/tools/protofl", tmp_path / "protofl")
 
-    command = [sys.executable, "-c", IMPORT_ALL]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    printed = output_of([sys.executable, "-c", IMPORT_ALL], cwd=tmp_path)
 
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "(128, 128, 128)"
+    assert printed == "(128, 128, 128)\n"
 
 
 IMPORT_ALL = """
@@ -139,7 +137,7 @@ def test_what_the_build_alone_may_see_gets_not_into_the_image(tmp_path):
     shutil.copytree(ROOT / "docker", docker)
     secret = (docker / "extra/pip.conf").resolve()
     secret.write_text("index-url = https://user:password@mirror/")
-    dockerfile = (ROOT / "docker" / "Dockerfile").read_text(encoding="utf-8")
+    dockerfile = (ROOT / "docker" / "Dockerfile").read_text()
 
     copied = set()
     for source in copied_into_the_image(dockerfile):

@@ -11,7 +11,7 @@ MADE = pages()
 
 @pytest.mark.parametrize("name", MADE)
 def test_what_is_committed_is_what_the_code_makes(name):
-    assert (DOCS / name).read_text(encoding="utf-8") == MADE[name], "make docs writes it anew"
+    assert (DOCS / name).read_text() == MADE[name], "make docs writes it anew"
 
 
 def test_every_setting_has_a_line_with_its_meaning():

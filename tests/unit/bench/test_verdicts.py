@@ -25,11 +25,11 @@ def of_means(mean: float, deviation: float, seeds: int = 3) -> Sample:
 @pytest.mark.parametrize(("page", "exploration"), [("VERDICTS", False), ("EXPLORATION", True)])
 def test_the_pages_are_what_the_script_writes(page, exploration):
     path = getattr(verdicts, page)
-    assert path.read_text("utf-8") == verdicts.with_list(path, exploration), "make verdicts"
+    assert path.read_text() == verdicts.with_list(path, exploration), "make verdicts"
 
 
 def test_every_cell_that_is_measured_names_a_page_of_the_notebook():
-    _heads, *lines = verdicts.MEASURED.read_text("utf-8").splitlines()
+    _heads, *lines = verdicts.MEASURED.read_text().splitlines()
     pages = {line.rsplit(",", 1)[1] for line in lines}
     assert [page for page in pages if not (verdicts.EXPLORATION.parent / page).exists()] == []
 

@@ -17,11 +17,11 @@ import yaml
 from tests.support import ROOT
 
 UNITS = sorted((ROOT / "docker" / "systemd").glob("*.service"))
-PAGE = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "operations.md").read_text()
 
 
 def text_of(path: Path) -> str:
-    return path.read_text(encoding="utf-8")
+    return path.read_text()
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def test_the_page_says_how_exposed_a_site_is(units_here):
 
 
 FILE = ROOT / "docker" / "compose.yaml"
-SERVICES: dict[str, dict[str, Any]] = yaml.safe_load(FILE.read_text(encoding="utf-8"))["services"]
+SERVICES: dict[str, dict[str, Any]] = yaml.safe_load(FILE.read_text())["services"]
 
 
 def mounts(service: str) -> dict[str, str]:

@@ -206,7 +206,7 @@ def test_a_file_that_was_changed_is_read_again(tmp_path):
     versions = []
     for samples in (40, 60):
         rows = "".join(f"{row},{row % 2}\n" for row in range(samples))
-        file.write_text(f"x,label\n{rows}", encoding="utf-8")
+        file.write_text(f"x,label\n{rows}")
 
         run = run_on(file, tmp_path, algo="local", rounds=1)
 

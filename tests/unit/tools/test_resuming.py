@@ -155,7 +155,7 @@ def test_a_path_may_have_any_sign_in_it(tmp_path, monkeypatch):
     written = []
 
     def reads_the_configuration(command, env, check):
-        configuration = Path(env["FLWR_HOME"], "config.toml").read_text(encoding="utf-8")
+        configuration = Path(env["FLWR_HOME"], "config.toml").read_text()
         written.append(tomllib.loads(configuration)["superlink"]["superlink"])
 
     monkeypatch.setattr("protofl_common.tools.resuming.subprocess.run", reads_the_configuration)

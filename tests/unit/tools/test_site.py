@@ -997,7 +997,7 @@ def test_a_site_says_what_it_keeps_and_removes_what_is_named(kept, home, capsys)
 
 # -- the page docs/security.md --------------------------------------------------------------------
 
-PAGE = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "security.md").read_text()
 
 
 def test_the_page_shows_what_the_check_prints(site, monkeypatch, capsys):

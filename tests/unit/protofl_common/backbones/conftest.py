@@ -40,4 +40,4 @@ def write_weights(
         "std": std,
         "weights": base64.b64encode(save(packed)).decode(),
     }
-    file.write_text(json.dumps(content), encoding="utf-8")
+    file.write_text(json.dumps(content))

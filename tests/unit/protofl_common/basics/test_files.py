@@ -24,7 +24,7 @@ def test_text_replaces_what_was_there_and_makes_missing_folders(tmp_path):
     file = tmp_path / "new" / "a.txt"
     for text in ("first", "λ"):
         write_text(file, text)
-        assert file.read_text(encoding="utf-8") == text
+        assert file.read_text() == text
     assert list(file.parent.iterdir()) == [file]
 
 

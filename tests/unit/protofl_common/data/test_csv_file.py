@@ -98,7 +98,7 @@ def test_blocks_do_not_change_what_is_read(tmp_path, monkeypatch):
     monkeypatch.setattr(csv_file, "BLOCK_BYTES", 64)  # of a file of some thousand bytes
     file = tmp_path / "t.csv"
     lines = [f'{row / 7},"{row}, {row}",c{row % 3}' for row in range(100)]
-    file.write_text("\n".join(["a,b,label", *lines]), encoding="utf-8")
+    file.write_text("\n".join(["a,b,label", *lines]))
     assert _plain_lines(file, ",") == 1 + len(lines)
     read = _by_arrow(file, None)
     assert read is not None

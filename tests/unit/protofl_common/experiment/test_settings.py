@@ -18,7 +18,7 @@ from tests.support import ROOT
 
 
 def test_flower_reads_the_same_defaults():
-    pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text())
     for_flower = flatten(pyproject["tool"]["flwr"]["app"]["config"])
 
     assert for_flower == default_run_config()

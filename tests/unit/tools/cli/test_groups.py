@@ -292,7 +292,7 @@ def test_the_figure_of_intervals_shows_the_chosen_figure_of_each_group(tmp_path,
     assert local["difference"]["n"] == 2
     assert local["difference"]["mean"] == pytest.approx(-3.5)
 
-    svg = (figures / "intervals.svg").read_text(encoding="utf-8")
+    svg = (figures / "intervals.svg").read_text()
     tag = svg.partition("<svg ")[2].partition(">")[0]
 
     assert 'xmlns="http://www.w3.org/2000/svg"' in tag
@@ -310,7 +310,7 @@ def test_comparing_writes_a_latex_table_and_figures(tmp_path, capsys):
 
     output(capsys, "compare", tmp_path, "--latex", latex, "--figures", figures)
 
-    text = latex.read_text(encoding="utf-8")
+    text = latex.read_text()
     lines = [" ".join(line.split()) for line in text.splitlines()]  # without aligned columns
     origin = "Over the clients that have them, of test data unless it says otherwise: final head."
 

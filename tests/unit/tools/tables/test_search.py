@@ -54,7 +54,7 @@ def written(folder: Path) -> Path:
     """Write the table into a folder of its own; return its path."""
     folder.mkdir(exist_ok=True)
     path = folder / "tuned.yaml"
-    path.write_text(TABLE, encoding="utf-8")
+    path.write_text(TABLE)
     return path
 
 
@@ -106,7 +106,7 @@ def search(path: Path, launcher: Launcher, shard: str = "1/1") -> int:
 
 def cells_of(path: Path) -> dict[str, Any]:
     """Return the cell of each row in the result."""
-    content = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+    content = json.loads(path.with_suffix(".json").read_text())
     return {cell["row"]: cell for cell in content["cells"]}
 
 
@@ -149,7 +149,7 @@ def test_the_result_says_what_was_chosen_and_on_what(table):
     assert set(ours["search"]["settings"]) == {"lr", "fedproto.lambda", "local-epochs"}
     assert ours["difference"]["n"] == 2
 
-    text = table.with_suffix(".md").read_text(encoding="utf-8")
+    text = table.with_suffix(".md").read_text()
     assert "best head, its round chosen on validation data" in text
 
     note = "chosen on validation data, by trials that no row has more of; test data chose none"
@@ -158,7 +158,7 @@ def test_the_result_says_what_was_chosen_and_on_what(table):
     assert "## Against Local" in text
     assert "paper" not in text, "no row has a number of a paper's"
 
-    content = json.loads(table.with_suffix(".json").read_text(encoding="utf-8"))
+    content = json.loads(table.with_suffix(".json").read_text())
     jsonschema.validate({"command": "table", "format": 1, "tables": [content]}, SCHEMA)
 
 
@@ -208,7 +208,7 @@ def test_a_search_that_was_stopped_goes_on_as_if_it_had_not_been(stop_at, table,
 def test_more_trials_go_on_from_those_that_were_made(table):
     """The number of trials grows from seven to eight."""
     search(table, Launcher())
-    table.write_text(TABLE.replace("trials: 7", "trials: 8"), encoding="utf-8")
+    table.write_text(TABLE.replace("trials: 7", "trials: 8"))
     launcher = Launcher()
     search(table, launcher)
 
@@ -274,7 +274,7 @@ LOG = "lr: {log: [0.001, 0.1]}"
         "--search looks for the largest accuracy or metric, not for"),
 ])  # fmt: skip
 def test_a_search_that_cannot_work_is_refused(old, new, expected, table):
-    table.write_text(TABLE.replace(old, new), encoding="utf-8")
+    table.write_text(TABLE.replace(old, new))
     with pytest.raises(SettingsError, match=re.escape(expected)):
         search(table, Launcher())
 
@@ -340,9 +340,9 @@ def planted_rows() -> str:
 def test_search_and_best_round_follow_validation_where_test_data_say_the_opposite(tmp_path):
     """A model that learns is right on validation data, and wrong on test data."""
     data = tmp_path / "planted.csv"
-    data.write_text(planted_rows(), encoding="utf-8")
+    data.write_text(planted_rows())
     path = tmp_path / "planted.yaml"
-    path.write_text(PLANTED_TABLE.format(file=data), encoding="utf-8")
+    path.write_text(PLANTED_TABLE.format(file=data))
 
     def launch(run, folder, resume, on_round):
         out = tmp_path / "one-by-one" / run.name

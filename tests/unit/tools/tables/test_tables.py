@@ -65,14 +65,14 @@ rows:
 @pytest.fixture
 def small(tmp_path: Path) -> Path:
     path = tmp_path / "small.yaml"
-    path.write_text(SMALL, encoding="utf-8")
+    path.write_text(SMALL)
     return path
 
 
 def edit(path: Path, old: str, new: str) -> None:
     """Write the small table with one part of it replaced."""
     assert old in SMALL
-    path.write_text(SMALL.replace(old, new), encoding="utf-8")
+    path.write_text(SMALL.replace(old, new))
 
 
 def planned(path: Path, **chosen: Any) -> list[Cell]:
@@ -84,7 +84,7 @@ def names_of_runs(path: Path, **overrides: Any) -> list[str]:
 
 
 def result(table: Path, suffix: str) -> str:
-    return table.with_suffix(suffix).read_text(encoding="utf-8")
+    return table.with_suffix(suffix).read_text()
 
 
 def second_of_fedproto(run: Run) -> bool:
@@ -173,7 +173,7 @@ def test_fedkd_in_the_tables_of_fedtgp_has_the_settings_of_its_appendix_a(path, 
 
 
 def test_every_recipe_stands_in_a_table():
-    text = "".join(path.read_text(encoding="utf-8") for path in TABLES)
+    text = "".join(path.read_text() for path in TABLES)
     assert [path.stem for path in RECIPES.glob("*.toml") if path.stem not in text] == []
 
 
@@ -577,7 +577,7 @@ def test_figures_have_a_method_for_each_row_with_runs(small, tmp_path):
     files = list((tmp_path / "figures").iterdir())
     assert {file.stem for file in files} == names
     assert {file.suffix for file in files} == {".svg", ".pdf"}
-    svg = (tmp_path / "figures/small-all-head-curves.svg").read_text(encoding="utf-8")
+    svg = (tmp_path / "figures/small-all-head-curves.svg").read_text()
     assert "Local" in svg
     assert "FedProto" in svg
     assert "MNIST" not in svg
@@ -586,8 +586,8 @@ def test_figures_have_a_method_for_each_row_with_runs(small, tmp_path):
 def test_figures_are_of_rows_and_columns_whose_means_they_show(small, tmp_path):
     """No run predicts by prototypes, and the figures of the other columns are no mean over all."""
     edit(small, "few: {", "few: {figure: {over: std}, ")
-    text = small.read_text(encoding="utf-8").replace("algo: local}", "algo: local}, PROTOTYPE")
-    small.write_text(text.replace("PROTOTYPE", "figure: {what: prototype}"), encoding="utf-8")
+    text = small.read_text().replace("algo: local}", "algo: local}, PROTOTYPE")
+    small.write_text(text.replace("PROTOTYPE", "figure: {what: prototype}"))
     run_table(small, Launcher())
     runs = Runs(tmp_path / "runs")
 
@@ -608,13 +608,13 @@ def test_runs_whose_last_evaluation_lacks_the_figure_are_in_no_drawing(small, tm
         path = runs.folder_of(run) / "metrics.jsonl"
         if not path.exists():  # the run has failed
             continue
-        *lines, last = path.read_text(encoding="utf-8").splitlines()
+        *lines, last = path.read_text().splitlines()
         unanswered = json.dumps(json.loads(last) | {"accuracy": {}, "clients": {}})
-        path.write_text("\n".join([*lines, unanswered, ""]), encoding="utf-8")
+        path.write_text("\n".join([*lines, unanswered, ""]))
 
     draw(read_table(small), list(cells.values()), runs, tmp_path / "figures")
 
-    svg = (tmp_path / "figures/small-all-head-curves.svg").read_text(encoding="utf-8")
+    svg = (tmp_path / "figures/small-all-head-curves.svg").read_text()
     assert "Local" in svg
     assert "FedProto" not in svg
 
@@ -660,8 +660,8 @@ def test_the_best_of_finished_cells_is_bold_in_latex(small):
 def test_nothing_is_bold_where_less_is_better(figure, small):
     """Numbers that are sent, and deviations, are better if they are small."""
     edit(small, "figure: {when: final, what: head}", f"figure: {figure}")
-    without_domain = small.read_text(encoding="utf-8").replace("{figure: {domain: a}}", "")
-    small.write_text(without_domain, encoding="utf-8")
+    without_domain = small.read_text().replace("{figure: {domain: a}}", "")
+    small.write_text(without_domain)
 
     run_table(small, Launcher(none))
 
@@ -670,12 +670,12 @@ def test_nothing_is_bold_where_less_is_better(figure, small):
 
 def test_differences_from_a_row_are_a_table_of_their_own(small):
     """The table key ``against`` names the row that all others are compared with."""
-    small.write_text(f"{SMALL}against: FedProto\n", encoding="utf-8")
+    small.write_text(f"{SMALL}against: FedProto\n")
     run_table(small, Launcher())
     of_local = r"2 (1 paired) & 51.50 & 45.15 \ldots{} 57.85 & $-$25.00 & -- & -- & -- \\"
     assert rf"Local & few & {of_local}" in latex_lines(small, ".against.tex")
 
-    small.write_text(f"{SMALL}against: Local\n", encoding="utf-8")
+    small.write_text(f"{SMALL}against: Local\n")
     run_table(small, Launcher(none))
     lines = latex_lines(small, ".against.tex")
 
@@ -730,11 +730,11 @@ def test_a_table_fails_without_its_data_but_not_with_nothing_to_make(small):
     assert main([*command, "--only", "MNIST", "rounds=3"]) == 1
 
     for suffix in ("md", "json", "tex"):
-        text = (out / f"small.{suffix}").read_text(encoding="utf-8")
+        text = (out / f"small.{suffix}").read_text()
         assert "All runs with rounds = 3." in text
 
     of_a_paper = "title: A paper's\ncolumns: {all: {}}\nrows: {FedRep: {paper: [97.5]}}\n"
-    small.write_text(of_a_paper, encoding="utf-8")
+    small.write_text(of_a_paper)
 
     assert main(command) == 0
 
@@ -810,7 +810,7 @@ def test_each_run_has_its_settings_and_a_log(tmp_path, monkeypatch):
     assert attempts[1][0]["resume"] is True
 
     log = tmp_path / "logs" / "run-1.log"
-    assert log.read_text(encoding="utf-8").startswith("a line of the run\nround  7/20  loss 0.143")
+    assert log.read_text().startswith("a line of the run\nround  7/20  loss 0.143")
 
 
 def test_the_processes_for_all_recipes_start_before_the_progress_is_drawn(
@@ -940,7 +940,7 @@ def test_what_a_client_sends_is_a_mean_over_late_replies_too(tmp_path):
     ]
     write_run(tmp_path, {}, [{"a": {"head": 0.5}}])
     lines = "".join(json.dumps(row) + "\n" for row in rows)
-    (tmp_path / "metrics.jsonl").write_text(lines, encoding="utf-8")
+    (tmp_path / "metrics.jsonl").write_text(lines)
 
     assert Figure(what="numbers-sent").read(tmp_path) == 10
 
