@@ -11,7 +11,6 @@ import torch
 from protofl_common.config.options import SettingsError
 from protofl_common.config.python_names import _ALLOWED, allow, is_python_name, load
 from protofl_common.experiment.catalog import GROUP, algorithm_named
-from protofl_common.experiment.settings import Settings, default_run_config
 from protofl_common.models.trained import ModelCard, TrainedModel
 from protofl_common.simulation.pool import pool
 from protofl_common.tools.arguments import read_assignments
@@ -238,21 +237,6 @@ def test_a_method_that_is_typed_or_allowed_runs_from_a_recipe_of_ones_own(tmp_pa
     resume = ["run", "--recipe", "runs/typed/resume.toml"]
 
     assert REFUSED in output(capsys, *resume, status=1).err
-
-
-def test_a_site_imports_a_method_that_its_operator_named(plugin):
-    """The node config's ``allow-python`` names the package."""
-    config = default_run_config() | {"algo": "theirs"}
-    with pytest.raises(SettingsError, match=NOT_NAMED):
-        Settings.from_run_config(config)
-
-    site = {"site-name": "north", "partition-id": 0, "num-partitions": 2}
-    with pytest.raises(SettingsError, match=r"name planted\.method in allow-python \(node config"):
-        Settings.from_run_config(config, site)
-    assert not plugin.exists()
-
-    settings = Settings.from_run_config(config, site | {"allow-python": "planted"})
-    assert settings.row.title == "Theirs"
 
 
 def forget_what_was_named() -> None:

@@ -39,7 +39,6 @@ from PIL import Image
 from client_app.site.audit import append
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.catalog import CATALOG
-from protofl_common.experiment.node import refusals
 from protofl_common.experiment.settings import app_folder, default_run_config, digest_of
 from protofl_common.privacy.plan import Mechanism, epsilon
 from protofl_common.tools.cli import main
@@ -559,21 +558,6 @@ def test_a_strict_site_is_not_called_wrong_for_what_runs_ask_by_default():
     )
 
     assert found(node=strict, rounds=3, **asked)[0].text == refusal
-
-
-def test_local_steps_are_limited_by_the_operator_and_by_default():
-    """Without the operator's word a site takes 10,000 steps of a round and no more."""
-
-    def problems(limits, steps):
-        config = default_run_config() | {"local-steps": steps}
-        return refusals(limits, config, config)
-
-    at_most_50 = "local-steps = 51: this site takes at most 50"
-    assert problems({"max-steps": 50}, 51) == [
-        f"{at_most_50}; its operator may raise max-steps (node config)"
-    ]
-    assert not problems({}, 10_000)
-    assert problems({}, 10_001)
 
 
 def test_folders_that_others_may_look_into_are_warned_of(site):
