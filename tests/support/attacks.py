@@ -64,19 +64,6 @@ def both(first: Change, then: Change) -> Change:
     return lambda message, reply: then(message, first(message, reply))
 
 
-def everywhere(prototypes: Change, weights: Change) -> Change:
-    """Make the first change in replies with prototypes, and the second in those with weights."""
-
-    def change(message: Message, reply: Message) -> Message:
-        if "prototypes" in reply.content.array_records:
-            reply = prototypes(message, reply)
-        if "weights" in reply.content.array_records:
-            reply = weights(message, reply)
-        return reply
-
-    return change
-
-
 def change_sent(
     monkeypatch: Patch, node: int | None, number: int, change: Callable[[Message], None]
 ) -> None:

@@ -36,7 +36,7 @@ def code_of(*packages: str) -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+def bundle(tmp_path_factory):
     """The bundle that Flower makes of a checkout in which somebody keeps files of their own."""
     copy = tmp_path_factory.mktemp("checkout") / "protofl"
     for name in (*PACKAGES, "configs", "docker", "tests"):

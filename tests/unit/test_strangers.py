@@ -1,7 +1,6 @@
 """Files of strangers run no code: models, recipes, runs, tables may name modules nobody allowed."""
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,6 @@ from protofl_common.simulation.pool import pool
 from protofl_common.tools.arguments import read_assignments
 from protofl_common.tools.inference import Predictor
 from tests.support.commands import output
-from tests.support.given import Patch
 
 MODULE = """
 from pathlib import Path
@@ -36,7 +34,7 @@ def data(folder):
 
 
 @pytest.fixture
-def mark(tmp_path: Path, monkeypatch: Patch) -> Path:
+def mark(tmp_path, monkeypatch):
     """A file that is there once the module `planted.vision` in the current folder has run."""
     (tmp_path / "planted").mkdir()
     (tmp_path / "planted" / "vision.py").write_text(MODULE.format(mark=str(tmp_path / "ran")))
@@ -56,7 +54,7 @@ ROW = Algorithm("Theirs", "", "client_app.algorithms.base", "server_app.strategi
 
 
 @pytest.fixture
-def plugin(mark: Path, tmp_path: Path, monkeypatch: Patch) -> Iterator[Path]:
+def plugin(mark, tmp_path, monkeypatch):
     """`mark`, once the module `planted.method` of the installed method ``theirs`` has run."""
     (tmp_path / "planted" / "method.py").write_text(METHOD.format(mark=str(mark)))
     info = tmp_path / "planted-1.0.dist-info"
@@ -71,7 +69,7 @@ def plugin(mark: Path, tmp_path: Path, monkeypatch: Patch) -> Iterator[Path]:
 
 
 @pytest.fixture
-def precious(tmp_path: Path) -> Path:
+def precious(tmp_path):
     """A folder that a stranger's file would remove if its code ran."""
     folder = tmp_path / "thesis"
     folder.mkdir()
@@ -213,7 +211,7 @@ def test_a_recipe_a_run_and_a_table_name_no_method_of_a_package(plugin, tmp_path
 
 
 @pytest.fixture
-def _fresh_processes() -> Iterator[None]:
+def _fresh_processes():
     """Fork the processes that simulate clients anew, so that they know what this test installs."""
     pool.cache_clear()
     yield

@@ -26,7 +26,6 @@ from protofl_common.privacy import release
 from protofl_common.privacy.grid import STEPS
 from protofl_common.privacy.persons import Persons, sizes_in_groups
 from protofl_common.privacy.released import Released
-from tests.support.given import Patch
 from tests.support.models import dp_step, linear, privacy
 
 CLASSES = 3
@@ -62,10 +61,10 @@ def neighbours() -> Iterator[tuple[Tensor, Tensor, np.ndarray[Any, Any], int]]:
 
 
 @pytest.fixture
-def without_noise(monkeypatch: Patch) -> None:
+def without_noise(monkeypatch):
     """Let no noise be drawn, and no counts be bounded, so that sums can be compared."""
 
-    def nothing(deviation: float, shape: tuple[int, ...], draw: np.random.Generator) -> Tensor:
+    def nothing(deviation, shape, draw):
         return torch.zeros(shape, dtype=torch.float64)
 
     monkeypatch.setattr(release, "bounded_counts", lambda noisy_C, samples: noisy_C)

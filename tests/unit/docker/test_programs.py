@@ -8,7 +8,6 @@ import ssl
 import stat
 import subprocess
 import threading
-from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
@@ -17,7 +16,6 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from tests.support.given import Patch
 from tests.support.programs import program
 
 certificates = program("certificates")
@@ -37,7 +35,7 @@ class Answers(BaseHTTPRequestHandler):
 
 
 @pytest.fixture(scope="module")
-def address() -> Iterator[str]:
+def address():
     """The address of a server that `Answers`."""
     with HTTPServer(("127.0.0.1", 0), Answers) as server:
         thread = threading.Thread(target=server.serve_forever)
@@ -103,7 +101,7 @@ exec cat "$1-$((n + 0))"
 
 
 @pytest.fixture
-def flwr(tmp_path: Path, monkeypatch: Patch) -> Path:
+def flwr(tmp_path, monkeypatch):
     """A folder with a script ``flwr``, whose every call prints a file of this folder.
 
     The n-th call of ``flwr log`` prints log-n, that of ``flwr ls`` ls-n; without it they fail.
@@ -152,7 +150,7 @@ def make(folder: Path, *arguments: str) -> int:
 
 
 @pytest.fixture
-def certs(tmp_path: Path) -> Path:
+def certs(tmp_path):
     """A folder with keys and certificates for a server of three addresses and the site north."""
     folder = tmp_path / "certs"
     servers = ["--server", "my.host", "--server", "10.0.0.5", "--server", "[fd00::5]"]

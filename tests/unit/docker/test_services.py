@@ -25,7 +25,7 @@ def text_of(path: Path) -> str:
 
 
 @pytest.fixture
-def units_here(tmp_path: Path) -> list[str]:
+def units_here(tmp_path):
     """The files of the units, with the paths of this machine in the place of a server's."""
     paths = {
         "/opt/protofl/.venv/bin": str(Path(sys.executable).parent),

@@ -43,7 +43,7 @@ def page_of(folder: Path, rows: list[dict[str, Any]], **settings: Any) -> Page:
 
 
 @pytest.fixture(scope="module")
-def hostile(tmp_path_factory: pytest.TempPathFactory) -> Page:
+def hostile(tmp_path_factory):
     """The page of a run with a site, a class, a domain … for each hostile text."""
     sites = [f"{text} site" for text in HOSTILE]
     void, troubled, last = rounds_of(sites, 3)
@@ -165,7 +165,7 @@ def test_a_run_that_has_just_begun_has_a_page(tmp_path):
 
 
 @pytest.fixture
-def two_rounds(tmp_path: Path) -> Path:
+def two_rounds(tmp_path):
     """The folder of a run of two rounds, with the prototypes of two clients and three classes."""
     folder = write(tmp_path / "run", rounds_of(["a", "b"], 2))
     write_prototypes(folder, ["a", "b"], ["x", "y", "z"], 2)

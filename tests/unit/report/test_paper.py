@@ -21,7 +21,7 @@ def run_with(folder: Path, *accuracies: tuple[float, float], kind: str = "head")
 
 
 @pytest.fixture
-def methods(tmp_path: Path) -> dict[str, list[Path]]:
+def methods(tmp_path):
     """Two runs of a method, and one of another, which predicts by prototypes."""
     return {
         "ours": [

@@ -4,7 +4,6 @@ And on how many threads it trains.
 """
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -180,7 +179,7 @@ def test_the_loss_of_fedtgps_server_falls():
 
 
 @pytest.fixture
-def four_threads() -> Iterator[None]:
+def four_threads():
     """Let PyTorch use four threads during a test."""
     before = torch.get_num_threads()
     torch.set_num_threads(4)

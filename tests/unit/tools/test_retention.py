@@ -3,7 +3,6 @@
 import os
 import sqlite3
 import time
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -14,10 +13,8 @@ from sqlalchemy import create_engine
 
 from protofl_common.runs.folder import HEADS, METRICS, SETTINGS, SUMMARY
 from tests.support.commands import output
-from tests.support.given import Printed
 
 DAY = 86400
-Remove = Callable[..., list[str]]
 
 
 def aged(path: Path, days: float, text: str = "") -> Path:
@@ -38,11 +35,11 @@ def run(folder: Path, days: float, is_finished: bool = True) -> Path:
 
 
 @pytest.fixture
-def removed(capsys: Printed) -> Remove:
+def removed(capsys):
     """``removed("retain", …)``: the lines of a command that removes what is older than 90 days."""
 
-    def lines(*words: object) -> list[str]:
-        printed: str = output(capsys, *words, "--days", "90").out
+    def lines(*words):
+        printed = output(capsys, *words, "--days", "90").out
         return printed.splitlines()
 
     return lines

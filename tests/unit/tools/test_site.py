@@ -67,7 +67,7 @@ certificates = program("certificates")
 
 # -- whose code -----------------------------------------------------------------------------------
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: Patch) -> Path:
+def home(tmp_path, monkeypatch):
     monkeypatch.setenv("FLWR_HOME", str(tmp_path))
     monkeypatch.setattr("sys.path", [*sys.path])  # Flower adds where it loads an app from
     return tmp_path
@@ -409,7 +409,7 @@ def test_flowers_makers_hear_of_a_site_only_if_its_operator_says_so(given, enabl
 
 # -- what a run could make a site do --------------------------------------------------------------
 @pytest.fixture
-def site(home: Path, monkeypatch: Patch) -> Path:
+def site(home, monkeypatch):
     """A well-kept site: data, cache and state in the current folder, closed to other users."""
     monkeypatch.chdir(home)
     monkeypatch.setenv("FLWR_HOME", str(home / "flwr"))
@@ -890,7 +890,7 @@ def test_no_proxy_stands_between_a_site_and_its_own_processes(monkeypatch):
 
 # -- what a site keeps ----------------------------------------------------------------------------
 @pytest.fixture
-def kept(home: Path, monkeypatch: Patch) -> str:
+def kept(home, monkeypatch):
     """The node config of a site that took part in two runs, beside the traces of others."""
     monkeypatch.setenv("HOME", str(home))
     node = {"site-name": "north", "partition-id": 0, "num-partitions": 1}

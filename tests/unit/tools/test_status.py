@@ -4,7 +4,6 @@ import json
 import re
 import ssl
 import threading
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -32,7 +31,6 @@ from tests.support.accidents import fails, on_round
 from tests.support.attacks import interrupted
 from tests.support.commands import SCHEMA, output, told
 from tests.support.fakes import submission
-from tests.support.given import Patch
 from tests.support.harness import run_config, run_federation
 from tests.support.processes import free_port, name_superlink, wait_until
 from tests.support.programs import program
@@ -250,7 +248,7 @@ def test_for_whom_a_round_waits_is_told(tmp_path, monkeypatch, capsys):
 
 
 @pytest.fixture
-def flower_home(tmp_path: Path, monkeypatch: Patch) -> None:
+def flower_home(tmp_path, monkeypatch):
     monkeypatch.setenv("FLWR_HOME", str(tmp_path))
     name_superlink(tmp_path, free_port())
 
@@ -270,7 +268,7 @@ class Clock(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def door(tmp_path: Path, monkeypatch: Patch) -> Iterator[HTTPServer]:
+def door(tmp_path, monkeypatch):
     """A server on this machine, which a site without any data may ask in the current folder."""
     monkeypatch.chdir(tmp_path)
     server = HTTPServer(("127.0.0.1", 0), Clock)

@@ -90,10 +90,10 @@ class Site:
 
 
 @pytest.fixture
-def site(monkeypatch: Patch) -> Site:
+def site(monkeypatch):
     """A SuperNode whose end is a ``SystemExit`` with the reason."""
 
-    def end(why: str) -> None:
+    def end(why):
         raise SystemExit(why)
 
     monkeypatch.setattr(supernode, "end_supernode", end)

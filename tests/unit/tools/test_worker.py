@@ -25,7 +25,6 @@ from protofl_common.tools.executor import Executor
 from protofl_common.tools.resuming import Resuming
 from protofl_common.tools.site.supernode import CLIENT_PROCESS
 from tests.support.fakes import task
-from tests.support.given import Patch
 from tests.support.processes import output_of, wait_until
 
 RUNTIME = "flwr.superlink.runtime.run_serverapp"
@@ -33,7 +32,7 @@ OPTIONS = ["worker", "--runtime-api-address", "127.0.0.1:1"]
 
 
 @pytest.fixture(autouse=True)
-def _variables_of_the_command(monkeypatch: Patch) -> None:
+def _variables_of_the_command(monkeypatch):
     """Let ``monkeypatch`` restore what the command sets for the life of its process."""
     monkeypatch.setattr("sys.argv", [])
     monkeypatch.setattr(Resuming, "start", lambda resuming: None)
@@ -42,14 +41,14 @@ def _variables_of_the_command(monkeypatch: Patch) -> None:
 
 
 @pytest.fixture
-def executor(monkeypatch: Patch, tmp_path: Path) -> Executor:
+def executor(monkeypatch, tmp_path):
     """The executor with which ``protofl worker`` lets Flower's SuperExec start tasks.
 
     Flower is given its own options only.
     """
-    executors: list[Executor] = []
+    executors = []
 
-    def flower_superexec() -> None:
+    def flower_superexec():
         executors.append(run_superexec.get_executor())
 
     monkeypatch.setattr("flwr.supercore.cli.flower_superexec", flower_superexec)

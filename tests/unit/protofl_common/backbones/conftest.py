@@ -10,7 +10,6 @@ from safetensors.torch import save
 from torch import Tensor
 
 from protofl_common.backbones.load import SIZE
-from protofl_common.data.raw import RawData
 from protofl_common.data.sources import SOURCES
 from protofl_common.experiment.settings import Settings, default_run_config
 
@@ -19,7 +18,7 @@ HALF = (0.5, 0.5, 0.5)
 
 
 @pytest.fixture(scope="session")
-def digit_domains() -> RawData:
+def digit_domains():
     return SOURCES["digit-domains"].read(Settings.from_run_config(default_run_config()).data)
 
 

@@ -7,7 +7,7 @@ from safetensors.torch import save_file
 
 from protofl_common.backbones.features import cached_features, extract_features
 from protofl_common.backbones.load import Backbone, SmallResNet
-from protofl_common.data.raw import DataError, Images
+from protofl_common.data.raw import DataError
 from tests.unit.protofl_common.backbones.conftest import write_weights
 
 CPU = torch.device("cpu")
@@ -15,17 +15,17 @@ NAMES = ("glyphs", "scenes")
 
 
 @pytest.fixture
-def images() -> Images:
+def images():
     return np.random.default_rng(0).integers(0, 256, (6, 3, 16, 16), dtype=np.uint8)
 
 
 @pytest.fixture
-def runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def runs(monkeypatch):
     """Return a list that gets the size of the batch whenever a backbone runs."""
-    batches: list[int] = []
+    batches = []
     real = Backbone.features
 
-    def counted(self: Backbone, pixels: torch.Tensor) -> torch.Tensor:
+    def counted(self, pixels):
         batches.append(len(pixels))
         return real(self, pixels)
 

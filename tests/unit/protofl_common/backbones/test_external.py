@@ -23,13 +23,13 @@ IMAGES = np.random.default_rng(0).integers(0, 256, (4, 3, 20, 20), dtype=np.uint
 
 
 @pytest.fixture(scope="module")
-def network() -> nn.Module:
+def network():
     torch.manual_seed(0)
     return models.get_model(ARCH, weights=None, num_classes=345).eval()
 
 
 @pytest.fixture(params=["x.pth", "x.safetensors", "wrapped.pth"])
-def file(request: pytest.FixtureRequest, tmp_path: Path, network: nn.Module) -> Path:
+def file(request, tmp_path, network):
     """The network's weights in each format; a wrapped file has other things beside them."""
     path = tmp_path / request.param
     state = network.state_dict()
@@ -188,7 +188,7 @@ class EfficientNet(torch.nn.Module):
 
 
 @pytest.fixture
-def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def packages(tmp_path, monkeypatch):
     """Make a package of code and one of weights, laid out as the real ones; return the weights.
 
     Every feature of an image is the same sum of its pixels plus 0, 1, … 4 (the bias). The package

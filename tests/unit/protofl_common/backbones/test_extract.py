@@ -9,14 +9,13 @@ from protofl_common.backbones.features import extract_features, feature_widths
 from protofl_common.backbones.load import SmallResNet, frozen_backbone, load_backbone
 from protofl_common.config.backbones import BackboneName
 from protofl_common.config.options import SettingsError
-from protofl_common.data.raw import Images, RawData
 from tests.unit.protofl_common.backbones.conftest import NAMES
 
 CPU = torch.device("cpu")
 
 
 @pytest.fixture
-def images(digit_domains: RawData) -> Images:
+def images(digit_domains):
     """Every 125th of the 2,500 images: four of each of the five domains."""
     return digit_domains.inputs[::125]
 

@@ -22,7 +22,7 @@ LARGEST = 500 * 1024
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Path:
+def file(tmp_path):
     """A file of the weights of a SmallResNet, with a mean and deviation for each channel."""
     torch.manual_seed(0)
     write_weights(

@@ -1,7 +1,6 @@
 """The check of all data that become samples: what is not as its owner thinks is refused or said."""
 
 import os
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -284,7 +283,7 @@ def test_a_language_without_blanks_has_a_token_for_each_letter():
 
 # -- folders
 @pytest.fixture
-def photos(tmp_path: Path) -> Path:
+def photos(tmp_path):
     """A folder with four images each of a cat and of a dog."""
     root = tmp_path / "photos"
     for shade, name in enumerate(("cat", "dog")):

@@ -50,7 +50,7 @@ class Owner:
 
 
 @pytest.fixture
-def owner(tmp_path: Path, data_settings: MakeSettings) -> Owner:
+def owner(tmp_path, data_settings):
     return Owner(tmp_path, data_settings)
 
 

@@ -6,7 +6,6 @@ And errors that say where.
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 from unicodedata import normalize
 from zipfile import ZipFile
 
@@ -17,14 +16,13 @@ from PIL import Image
 from protofl_common.config.architectures import VOCABULARY
 from protofl_common.config.options import SettingsError
 from protofl_common.config.python_names import allow
-from protofl_common.data import ClientData, open_client_data
+from protofl_common.data import open_client_data
 from protofl_common.data.door import from_arrays
 from protofl_common.data.own import tokens
 from protofl_common.experiment.node import NodeConfig
 from protofl_common.experiment.settings import Settings, default_run_config
 from protofl_common.tools.site.stored import stored_at
-from tests.support.given import Patch
-from tests.unit.protofl_common.data.conftest import OpenAll, refused
+from tests.unit.protofl_common.data.conftest import refused
 
 HEADER = "age,label,dose,client,split\n"
 TABLE = f"""{HEADER}1,sick,2.5,north,train
@@ -35,13 +33,13 @@ TABLE = f"""{HEADER}1,sick,2.5,north,train
 
 
 @pytest.fixture
-def divided(open_all: OpenAll, tmp_path: Path) -> Any:
+def divided(open_all, tmp_path):
     """``divided(2, text)``: what each of two clients has of the CSV table with these lines.
 
     Each call writes its table into a file of its own: 0.csv, 1.csv, …
     """
 
-    def open_(clients: int, text: str, **changes: Any) -> list[ClientData]:
+    def open_(clients, text, **changes):
         file = tmp_path / f"{len(list(tmp_path.iterdir()))}.csv"
         file.write_text(text)
         settings = {"partition": "natural", "train_samples": 0, **changes}
@@ -607,7 +605,7 @@ def misspelt(data_dir):
 
 
 @pytest.fixture
-def own_module(tmp_path: Path, monkeypatch: Patch) -> str:
+def own_module(tmp_path, monkeypatch):
     """The name of a module with the functions of OWN, which may be imported."""
     name = f"own_{tmp_path.name.replace('-', '_')}"
     (tmp_path / f"{name}.py").write_text(OWN)
@@ -672,7 +670,7 @@ def test_code_of_no_file_cannot_be_watched_for_edits(read, tmp_path, monkeypatch
 
 
 @pytest.fixture
-def reviews(tmp_path: Path) -> Any:
+def reviews(tmp_path):
     """Save a training and a test set as Hugging Face does, as ``reviews`` in `tmp_path`.
 
     Return both sets. The name of the training part, ``train_valley``, is as people make them up.

@@ -26,7 +26,7 @@ CLEAN: dict[str, Any] = {"drop": "id,admitted", "one_hot": "sex:f|m", "impute": 
 
 
 @pytest.fixture
-def opened(opened: Any) -> Any:
+def opened(opened):
     """``opened(text)``: the table of a CSV file with these lines."""
     return partial(opened, "arrays", "t.csv")
 

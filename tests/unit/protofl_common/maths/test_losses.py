@@ -108,7 +108,7 @@ Arrays = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 @pytest.fixture
-def arrays() -> Arrays:
+def arrays():
     """Features z [B, D], their labels y [B], sets of prototypes [m, C, D], and which are held.
 
     The first of three sets lacks class 4, the second class 2.

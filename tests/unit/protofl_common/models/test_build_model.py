@@ -16,7 +16,7 @@ LARGER = [arch for arch in net.ARCHITECTURES if arch not in (*SMALL, *SIGNAL, *T
 
 
 @pytest.fixture(autouse=True)
-def _seeded() -> None:
+def _seeded():
     torch.manual_seed(0)
 
 

@@ -19,7 +19,7 @@ Settings = dict[str, float]
 
 
 @pytest.fixture(autouse=True)
-def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+def _small_blocks(monkeypatch):
     """Let the widest layer, 40 × 50, be updated in several blocks, the last one incomplete."""
     monkeypatch.setattr(fused_linear, "BLOCK_ROWS", 7)
     monkeypatch.setattr(fused_linear, "BLOCK_FROM", 32 * 50)

@@ -32,7 +32,7 @@ DELTA = 1e-5
 
 
 @pytest.fixture
-def dp_accounting() -> Any:
+def dp_accounting():
     return pytest.importorskip("dp_accounting")
 
 

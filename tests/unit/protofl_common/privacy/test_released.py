@@ -26,7 +26,7 @@ def noisy() -> Prototypes:
 
 
 @pytest.fixture
-def released() -> Released:
+def released():
     return Released("fedproto", "sample")
 
 

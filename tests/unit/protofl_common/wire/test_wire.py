@@ -50,7 +50,6 @@ from protofl_common.wire.schema import (
 from server_app.network.flower_compat import push_each
 from tests.support.attacks import raw
 from tests.support.declared import DECLARED
-from tests.support.given import Patch
 
 UP: Declared = {"prototypes": Vectors(counts=True)}
 LIMITS = Limits(num_classes=10, feature_dim=3, max_norm=100.0)
@@ -695,7 +694,7 @@ def test_of_an_envelope_with_something_beside_nothing_comes_out():
 
 
 @pytest.fixture
-def _in_a_task(monkeypatch: Patch) -> None:
+def _in_a_task(monkeypatch):
     """As in a process of Flower, where messages can be made."""
     for name in ("_task_id", "_run_id", "_node_id"):
         monkeypatch.setattr(TaskIdentity, name, 1)

@@ -137,7 +137,7 @@ FAULTS: dict[str, tuple[Plant, str, str, str]] = {
 
 
 @pytest.fixture(autouse=True)
-def well(monkeypatch: Patch, tmp_path: Path) -> None:
+def well(monkeypatch, tmp_path):
     """Let the doctor see no note of a cluster that this machine itself may have."""
     monkeypatch.setattr(doctor, "RAY_NOTE", tmp_path / "none")
 

@@ -17,7 +17,7 @@ from protofl_common.runs.folder import SUMMARY
 from protofl_common.tools.tables.groups import ABOUT_P, Estimate, holm
 from tests.support.commands import cells_of, output, told
 from tests.support.fakes import write_run
-from tests.support.given import Patch, Printed
+from tests.support.given import Printed
 
 LOCAL = [0.50, 0.58, 0.53, 0.61]
 OURS = [0.55, 0.60, 0.59, 0.66]
@@ -25,7 +25,7 @@ OTHER_DATA = "not paired: other data, or divided otherwise"
 
 
 @pytest.fixture(autouse=True)
-def wide(monkeypatch: Patch) -> None:
+def wide(monkeypatch):
     monkeypatch.setenv("COLUMNS", "250")
 
 
@@ -108,7 +108,7 @@ def test_runs_on_other_files_are_other_experiments(tmp_path, capsys):
 
 
 @pytest.fixture
-def equal_runs(tmp_path: Path) -> tuple[Path, Path]:
+def equal_runs(tmp_path):
     """Two runs of the same settings and seed, on data from code of one's own."""
     (old,) = write(tmp_path / "old", "mine", OURS[:1], dataset="mine:load")
     (new,) = write(tmp_path / "new", "mine", OURS[:1], dataset="mine:load")

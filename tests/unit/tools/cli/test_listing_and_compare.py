@@ -14,18 +14,17 @@ from filelock import FileLock
 from protofl_common.config.architectures import ARCHITECTURES, GROUPS
 from protofl_common.config.backbones import EMBEDDED
 from protofl_common.config.datasets import DATASETS, PARTITIONS
-from protofl_common.config.options import Config
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.report import charts
 from protofl_common.tools.cli import main, program
 from protofl_common.wire.schema import Exchange, Weights
 from tests.support.commands import cells_of, output, told
 from tests.support.fakes import row, write, write_run
-from tests.support.given import Patch, Printed
+from tests.support.given import Printed
 
 
 @pytest.fixture(autouse=True)
-def wide(monkeypatch: Patch) -> None:
+def wide(monkeypatch):
     monkeypatch.setenv("COLUMNS", "300")
     # All figures of a page take a second.
     monkeypatch.setattr("protofl_common.report.page.FIGURES", {"Accuracy": (charts.means,)})
@@ -95,7 +94,7 @@ def test_a_part_of_the_model_and_a_second_model_are_named(monkeypatch, capsys):
 
 
 @pytest.fixture
-def two_runs(tmp_path: Path) -> list[str]:
+def two_runs(tmp_path):
     """The folders of a run of local training and one of FedProto, on data divided otherwise."""
     one = tmp_path / "one"
     two = tmp_path / "two"
@@ -146,7 +145,7 @@ EVIL = "\x1b]0;owned\x07<img src=x>"
 
 
 @pytest.fixture
-def strangers_runs(tmp_path: Path) -> Path:
+def strangers_runs(tmp_path):
     """A folder of runs with control characters in whatever a run has.
 
     The number of rounds of the last two is no number, or infinite.
@@ -181,7 +180,7 @@ def test_a_strangers_run_writes_no_escapes_on_the_terminal(strangers_runs, capsy
 
 
 @pytest.fixture
-def runs(tmp_path: Path, monkeypatch: Patch) -> Path:
+def runs(tmp_path, monkeypatch):
     """A folder of four runs: of today, yesterday (stopped), and 10 and 20 days ago (finished).
 
     That of today is running while a test takes its lock.
@@ -190,7 +189,7 @@ def runs(tmp_path: Path, monkeypatch: Patch) -> Path:
     for name, days in (("running", 0), ("stopped", 1), ("newer", 10), ("older", 20)):
         folder = tmp_path / "runs" / name
         partition = "own" if name == "running" else "iid"
-        settings: Config = {"algo": "local", "dataset": "digits", "partition": partition}
+        settings = {"algo": "local", "dataset": "digits", "partition": partition}
         settings |= {"seed": days}
         write_run(folder, settings, [{"0": {"head": 0.25 + days / 100}}] * 3)
         toml = [f"{key} = {json.dumps(value)}\n" for key, value in settings.items()]

@@ -18,7 +18,6 @@ from protofl_common.runs.events import (
     Event,
     Failed,
     Finished,
-    OnEvent,
     RoundDone,
     Said,
     Started,
@@ -31,20 +30,18 @@ from protofl_common.tools.cli import main, run
 from protofl_common.tools.cli.run import Screen
 from tests.support.commands import output
 from tests.support.fakes import row
-from tests.support.given import Patch, Printed
-
-Attempt = tuple[Config, Config]
+from tests.support.given import Printed
 
 
 @pytest.fixture
-def attempts(monkeypatch: Patch, tmp_path: Path) -> list[Attempt]:
+def attempts(monkeypatch, tmp_path):
     """The run config and federation config of each run that would have begun.
 
     A run with the name "bad" fails.
     """
-    attempts: list[Attempt] = []
+    attempts = []
 
-    def attempt(config: Config, federation: Config, on_event: OnEvent) -> Path | Failed:
+    def attempt(config, federation, on_event):
         """Stand in for a run, which fails if its name is "bad"."""
         attempts.append((dict(config), dict(federation)))
         on_event(Said("a line of the run"))

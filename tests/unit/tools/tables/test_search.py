@@ -46,7 +46,7 @@ rows:
 
 
 @pytest.fixture
-def table(tmp_path: Path) -> Path:
+def table(tmp_path):
     return written(tmp_path)
 
 

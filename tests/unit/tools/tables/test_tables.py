@@ -63,7 +63,7 @@ rows:
 
 
 @pytest.fixture
-def small(tmp_path: Path) -> Path:
+def small(tmp_path):
     path = tmp_path / "small.yaml"
     path.write_text(SMALL)
     return path
@@ -853,7 +853,7 @@ def evaluations(heads: list[tuple[float, float, float]]) -> list[Accuracies]:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     """The folder of a run of three sites with 10, 20 and 30 test samples and two domains."""
     server = {"local-prototypes": 30.0, "global-prototypes": 12.0}
     write_run(tmp_path, {}, evaluations(TESTED), domains=DOMAINS, server=server)
