@@ -3,11 +3,9 @@
 import ast
 import re
 import sys
-from collections.abc import Callable
 from functools import cache
 from graphlib import TopologicalSorter
 from importlib import import_module
-from pathlib import Path
 
 import pytest
 
@@ -41,9 +39,9 @@ OWN_RULE = ("protections/private_step.py",)
 
 
 @cache
-def modules_in(path: Path) -> set[str]:
+def modules_in(path):
     """Every module that a file imports, and every name that it imports from one."""
-    names: set[str] = set()
+    names = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
@@ -53,19 +51,19 @@ def modules_in(path: Path) -> set[str]:
     return names
 
 
-def files_of(*packages: str) -> list[Path]:
-    files: list[Path] = []
+def files_of(*packages):
+    files = []
     for package in packages:
         files += (ROOT / package).rglob("*.py")
     return files
 
 
-def module_of(path: Path) -> str:
+def module_of(path):
     parts = path.relative_to(ROOT).with_suffix("").parts
     return ".".join(parts).removesuffix(".__init__")
 
 
-def twins(algo: str) -> tuple[str, str]:
+def twins(algo):
     """Return the files of the client's and the server's half, whether they are there or not."""
     name = algo.replace("-", "_")
     return f"client_app/algorithms/{name}.py", f"server_app/strategies/{name}.py"
@@ -176,14 +174,14 @@ def test_tasks_alone_decide_what_a_label_means():
     assert found == NOT_BY_LABELS.keys()
 
 
-def graph_without_circle(part_of: Callable[[str], str]) -> dict[str, set[str]]:
+def graph_without_circle(part_of):
     """Return for each part of the packages the parts that its modules import.
 
     CycleError names a circle. Imports inside functions and under TYPE_CHECKING count: a circle that
     works because of their order is a circle. ``part_of`` maps a module to its part.
     """
     files = {module_of(path): path for path in files_of(*PACKAGES)}
-    graph: dict[str, set[str]] = {}
+    graph = {}
     for module, path in files.items():
         part = part_of(module)
         imported = {part_of(name) for name in modules_in(path) & files.keys()}

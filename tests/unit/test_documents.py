@@ -8,7 +8,6 @@ import shlex
 import subprocess
 import sys
 import tomllib
-from pathlib import Path
 
 import pytest
 import yaml
@@ -30,7 +29,7 @@ PAGES = sorted(
 )
 
 
-def text_of(path: Path) -> str:
+def text_of(path):
     return path.read_text()
 
 
@@ -72,7 +71,7 @@ def test_the_files_that_say_the_version_agree():
     assert f"\n## {version}" in text_of(ROOT / "CHANGELOG.md")
 
 
-def commands_of(program: str) -> list[list[str]]:
+def commands_of(program):
     """Return the words of every command of a program that stands in a code block of a page."""
     text = "\n".join(text_of(page) for page in PAGES)
     blocks = re.findall(r"(?ms)^```\w*[^\n]*\n(.*?)^```", text)
@@ -145,7 +144,7 @@ def test_every_mutant_is_of_code_that_is_there_and_uses_names_of_its_file():
     assert unknown == []
 
 
-def unknown_names(source: str) -> set[str]:
+def unknown_names(source):
     """Return the names that are used somewhere in the source, and bound nowhere in it."""
     used = set()
     bound = {*dir(builtins), "__file__"}

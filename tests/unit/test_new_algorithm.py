@@ -15,18 +15,18 @@ PROVED = {
 """The scripts of these algorithms have other names than theirs; add no new algorithm here."""
 
 
-def text_of(path: str) -> str:
+def text_of(path):
     """The text of a file; "" if there is none."""
     file = ROOT / path
     return file.read_text() if file.exists() else ""
 
 
-def file_of(half: str) -> str:
+def file_of(half):
     """Return the file of a half that a row names as MODULE:CLASS."""
     return half.partition(":")[0].replace(".", "/") + ".py"
 
 
-def forgotten(algo: str) -> list[str]:
+def forgotten(algo):
     """Return the places that lack something of an algorithm."""
     row = CATALOG[algo]
     keys = set(keys_of(row.hparams, f"{algo}.")) - NEED_AN_EARLIER_RUN

@@ -28,8 +28,8 @@ STRAY_FILES = (
 PACKAGES = ("client_app", "server_app", "protofl_common")
 
 
-def code_of(*packages: str) -> set[str]:
-    code: set[str] = set()
+def code_of(*packages):
+    code = set()
     for package in packages:
         code |= {str(path.relative_to(ROOT)) for path in (ROOT / package).rglob("*.py")}
     return code
@@ -114,7 +114,7 @@ def test_a_wheel_brings_no_package_of_a_general_name(tmp_path):
     assert not any("__pycache__" in name for name in names)
 
 
-def copied_into_the_image(dockerfile: str) -> list[str]:
+def copied_into_the_image(dockerfile):
     """Return what the last stage of a Dockerfile copies from the folder that is built.
 
     That are the sources of every COPY and ADD in it, without what comes from an earlier stage.
@@ -122,7 +122,7 @@ def copied_into_the_image(dockerfile: str) -> list[str]:
     lines = [line for line in dockerfile.splitlines() if not line.lstrip().startswith("#")]
     text = "\n".join(lines).replace("\\\n", " ")
     last = re.split(r"(?mi)^FROM ", text)[-1]
-    sources: list[str] = []
+    sources = []
     for arguments in re.findall(r"(?mi)^(?:COPY|ADD)\s+(.*)$", last):
         words = shlex.split(arguments)
         if not any(word.startswith("--from=") for word in words):

@@ -1,7 +1,6 @@
 """Files of strangers run no code: models, recipes, runs, tables may name modules nobody allowed."""
 
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -77,7 +76,7 @@ def precious(tmp_path):
     return folder
 
 
-def foreign_model(arch: str) -> TrainedModel:
+def foreign_model(arch):
     """Return a model without weights, whose card names an architecture."""
     card = ModelCard(
         run="run",
@@ -106,7 +105,7 @@ def foreign_model(arch: str) -> TrainedModel:
     return TrainedModel(card, {}, None, torch.empty(0))
 
 
-def write_run(folder: Path, settings: str) -> None:
+def write_run(folder, settings):
     """Write the files of a run that ``protofl predict`` reads."""
     site = folder / "clients/site-0"
     site.mkdir(parents=True)
@@ -237,7 +236,7 @@ def test_a_method_that_is_typed_or_allowed_runs_from_a_recipe_of_ones_own(tmp_pa
     assert REFUSED in output(capsys, *resume, status=1).err
 
 
-def forget_what_was_named() -> None:
+def forget_what_was_named():
     """Forget which modules were allowed and imported, as a new process does not know of them."""
     _ALLOWED.set(frozenset())
     algorithm_named.cache_clear()

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 from sklearn.model_selection import train_test_split
 
 from tests.bench.natural import HOSPITALS, heart
 
 
-def write(folder: Path, name: str, nums: list[int], gaps: int = 0) -> None:
+def write(folder, name, nums, gaps=0):
     """Write a hospital: a patient a line, whose age is its number, and ``gaps`` patients more.
 
     ``nums`` are their diagnoses, 0 for well. The others have no cholesterol value.

@@ -11,13 +11,13 @@ from tests.bench import verdicts
 from tests.bench.verdicts import Claim, Interval, Sample, interval_of, lines_of
 
 
-def of_seeds(*values: float) -> Sample:
+def of_seeds(*values):
     """Return a sample whose values are known, of the seeds 1, 2, …"""
     deviation = statistics.stdev(values) if len(values) > 1 else math.nan
     return Sample(dict(enumerate(values, 1)), statistics.fmean(values), deviation, len(values))
 
 
-def of_means(mean: float, deviation: float, seeds: int = 3) -> Sample:
+def of_means(mean, deviation, seeds=3):
     """Return a sample of which only mean and deviation are known."""
     return Sample({}, mean, deviation, seeds)
 

@@ -3,9 +3,6 @@
 And how a client is evaluated.
 """
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -20,12 +17,10 @@ from protofl_common.models.build import build_model
 from protofl_common.tasks import task_of
 from tests.support.harness import client_of, refusal, run_config, run_federation
 
-SMALL: dict[str, Any] = {"train_samples": 20, "test_samples": 20}
+SMALL = {"train_samples": 20, "test_samples": 20}
 
 
-def algorithm(
-    tmp_path: Path, algo: str = "local", client: int = 1, **changes: Any
-) -> ClientAlgorithm[Any]:
+def algorithm(tmp_path, algo="local", client=1, **changes):
     """Return one client's half, of five clients, in round 2."""
     config = run_config(tmp_path, algo=algo, **changes)
     return client_half(CATALOG[algo])(client_of(config, client, 5), 2)

@@ -5,7 +5,6 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from client_app.learning.data import Augment, Samples, rotated, split_unlabelled, to_device
 from client_app.learning.training import shuffled_batches
@@ -19,7 +18,7 @@ from tests.support.harness import run_config, run_federation
 CPU = torch.device("cpu")
 
 
-def some_data(labels: list[int]) -> ClientData:
+def some_data(labels):
     """Return a client's images of two channels, the same ones for training and for testing."""
     images = np.random.default_rng(0).integers(0, 256, (len(labels), 2, 4, 4), dtype=np.uint8)
     numbers = np.array(labels)
@@ -80,7 +79,7 @@ def test_samples_without_a_label_stand_apart_in_their_order_and_others_are_not_t
     assert found.with_unlabelled() is found
 
 
-def some_signals() -> np.ndarray:
+def some_signals():
     """Return 40 signals of two channels and five steps; the second channel is constant."""
     signals = np.random.default_rng(0).normal(3, 2, (40, 2, 5)).astype(np.float32)
     signals[:, 1] = 7
@@ -126,11 +125,11 @@ BLACK = torch.tensor([-1.5, -2.0]).view(-1, 1, 1)
 """What 0 becomes in each of two channels when pixels are normalised."""
 
 
-def images(many: int, height: int = 5, width: int = 7) -> Tensor:
+def images(many, height=5, width=7):
     return torch.rand(many, 2, height, width, generator=torch.Generator().manual_seed(1))
 
 
-def augmented(kinds: set[str], batch: Tensor, seed: int = 3) -> Tensor:
+def augmented(kinds, batch, seed=3):
     """Return the images of a batch as they are changed to train on: "flip", "rotate"."""
     return Augment(frozenset(kinds), BLACK)(batch, torch.Generator().manual_seed(seed))
 

@@ -5,14 +5,11 @@ number of samples of any size and class. Without noise the two may differ by wha
 The samples of each other person are alike, so that it does not matter which of them are drawn.
 """
 
-from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from client_app.learning.data import Samples
 from client_app.protections import private_step
@@ -33,7 +30,7 @@ CLIP = 1.0
 TRIES = 40
 
 
-def neighbours() -> Iterator[tuple[Tensor, Tensor, np.ndarray[Any, Any], int]]:
+def neighbours():
     """Yield features [N, 2], labels [N] and owners [N] of seven persons, and a number of rows.
 
     So many rows at the front are of the first six persons. Half of the time the samples of the
@@ -72,7 +69,7 @@ def without_noise(monkeypatch):
     monkeypatch.setattr(private_step, "whole_noise", nothing)
 
 
-def protection(owners: np.ndarray[Any, Any]) -> DifferentialPrivacy:
+def protection(owners):
     """Return the protection of a client whose ledger was charged for one table.
 
     ``owners`` says whose each sample is.

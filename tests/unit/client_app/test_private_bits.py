@@ -7,11 +7,9 @@ CCS 2012).
 """
 
 import math
-from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from protofl_common.privacy.grid import STEPS
 from tests.support.models import dp_step, linear
@@ -20,10 +18,9 @@ WIDTH = 100_000
 NOISE = 20.0
 CLIP = 1.0
 EXPECTED = 8  # samples in a batch, of as many
-Floats = np.ndarray[Any, np.dtype[np.float32]]
 
 
-def private_gradient(inputs: Tensor) -> Floats:
+def private_gradient(inputs):
     """Return the private gradient ḡ [WIDTH] of a step from zero weights.
 
     With lr = 1 and without momentum it is what is sent, but for the sign.
@@ -37,7 +34,7 @@ def private_gradient(inputs: Tensor) -> Floats:
     return -model.body.weight.detach().numpy().ravel()
 
 
-def sample(above_threshold: bool) -> Tensor:
+def sample(above_threshold):
     """Return the attacked sample: a gradient in every weight, of length 1, or in none."""
     return torch.full((1, WIDTH), 1 / math.sqrt(WIDTH) if above_threshold else 0.0)
 

@@ -146,7 +146,7 @@ def test_one_sample_moves_a_metric_by_less_than_a_step_of_its_rounding():
                 assert CLASSES_MOVED.get(name, 1) == times
 
 
-def batch(*inputs: list[float]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def batch(*inputs):
     """Return these inputs, a label of 0 for each, and their rows."""
     labels = torch.zeros(len(inputs), dtype=torch.int64)
     return torch.tensor(inputs), labels, torch.arange(len(inputs))
@@ -163,12 +163,12 @@ def test_gradients_are_cut_sample_by_sample():
     torch.testing.assert_close(model.body.weight.data, wanted, atol=1e-6, rtol=ROUNDED)
 
 
-def network_of(kind: str) -> SplitModel:
+def network_of(kind):
     """Return a network for inputs [N, 3, 5].
 
     PyTorch can take the gradients of all samples at once, but not those of a GRU ("recurrent").
     """
-    body: nn.Module = Recurrent(5, 6)
+    body = Recurrent(5, 6)
     if kind == "convolution":
         body = nn.Sequential(nn.Conv1d(3, 4, 2), nn.GroupNorm(2, 4), nn.Flatten(), nn.LazyLinear(6))
     return SplitModel(body, nn.Linear(6, 2))
@@ -203,7 +203,7 @@ def test_the_sum_is_that_of_samples_taken_one_by_one(network, at_once, monkeypat
 
 
 class Recurrent(nn.GRU):
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+    def forward(self, inputs):
         return super().forward(inputs.transpose(0, 1))[0][-1]
 
 
@@ -271,11 +271,11 @@ def test_training_says_nothing_of_a_loss_that_is_not_finite(odd):
 class Counting(nn.Linear):
     """A layer that changes a buffer whenever it trains, as batch normalisation does."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(2, 1)
         self.register_buffer("seen", torch.zeros(()))
 
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+    def forward(self, inputs):
         self.seen += inputs.sum()
         return super().forward(inputs)
 
@@ -341,13 +341,12 @@ def test_samples_are_drawn_each_by_itself_and_by_no_seed():
 class Routed(nn.Module):
     """A body that sends each batch to one of two parts, by the batch's first number."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.parts = nn.ModuleList(nn.Linear(2, 1) for _ in range(2))
 
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        features: torch.Tensor = self.parts[int(inputs[0, 0] > 0)](inputs)
-        return features
+    def forward(self, inputs):
+        return self.parts[int(inputs[0, 0] > 0)](inputs)
 
 
 def test_a_part_of_the_network_that_nobody_drawn_goes_through_has_the_noise_all_the_same():

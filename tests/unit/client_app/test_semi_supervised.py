@@ -1,24 +1,21 @@
 """Clients that know few labels: what learns from which samples."""
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 
-from client_app.algorithms.base import ClientAlgorithm, client_half
-from client_app.learning.training import Batch, LossTerms
+from client_app.algorithms.base import client_half
+from client_app.learning.training import Batch
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.maths.losses import positive_unlabelled_risk
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.wire.payloads import Payload
 from tests.support.harness import client_of, run_config
 
-FEW: dict[str, Any] = {"positive_rate": 0.34, "models": "htcnn-1", "feature_dim": 8}
+FEW = {"positive_rate": 0.34, "models": "htcnn-1", "feature_dim": 8}
 """digit-domains gives a client 3 samples of each digit: one of them is labelled."""
 
 
-def algorithm(tmp_path: Path, algo: str = "fedproto", **changes: Any) -> ClientAlgorithm[Any]:
+def algorithm(tmp_path, algo="fedproto", **changes):
     """Return the half of site 1 of 5 in round 2, with global prototypes of classes 0 … 4."""
     site = client_of(run_config(tmp_path, algo=algo, **{**FEW, **changes}), 1, 5)
     client = client_half(CATALOG[algo])(site, 2)
@@ -28,7 +25,7 @@ def algorithm(tmp_path: Path, algo: str = "fedproto", **changes: Any) -> ClientA
     return client
 
 
-def batch(client: ClientAlgorithm[Any], rows: slice = slice(None)) -> Batch:
+def batch(client, rows=slice(None)):
     """Return rows of the training samples as the loop gives them.
 
     Rows 0 … 9 are labelled and 10 … 29 unlabelled.
@@ -40,7 +37,7 @@ def batch(client: ClientAlgorithm[Any], rows: slice = slice(None)) -> Batch:
     return Batch(inputs, data.labels[rows], index, features, client.model.head(features))
 
 
-def batch_loss(client: ClientAlgorithm[Any], some: Batch) -> LossTerms:
+def batch_loss(client, some):
     """Return the terms of the loss that the training loop asks for.
 
     They must be those of `labelled_loss`.
@@ -51,7 +48,7 @@ def batch_loss(client: ClientAlgorithm[Any], some: Batch) -> LossTerms:
     return asked_for
 
 
-def assert_same_terms(found: LossTerms, wanted: LossTerms) -> None:
+def assert_same_terms(found, wanted):
     """Demand the same names in the same order, and values that are equal to the last bit."""
     assert list(found) == list(wanted)
     for name, value in wanted.items():

@@ -1,7 +1,6 @@
 """The client's private files: which state counts, how many are kept, atomicity, clear errors."""
 
 import errno
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,31 +14,31 @@ CPU = torch.device("cpu")
 FIRST = RunHistory(11)
 
 
-def some_state(round_number: int = 3) -> tuple[int, str, dict[str, torch.Tensor]]:
+def some_state(round_number=3):
     """Return the arguments of `StateFolder.save`; the weights are the round's number."""
     model = {"model/w": torch.full((3, 2), float(round_number)), "model/n": torch.tensor(4)}
     return round_number, "cnn4", {**model, "optimizer/0.m": torch.ones(2)}
 
 
-def folder(path: Path, run_history: RunHistory = FIRST, wary: bool = False) -> StateFolder:
+def folder(path, run_history=FIRST, wary=False):
     """Return the states of site-1 below ``path``; a real site is ``wary``, a simulated one not."""
     return StateFolder(path, "site-1", run_history, is_site=wary)
 
 
-def saved(states: StateFolder, *rounds: int) -> StateFolder:
+def saved(states, *rounds):
     for number in rounds:
         states.save(*some_state(number))
     return states
 
 
-def loaded(states: StateFolder, before: int) -> int:
+def loaded(states, before):
     """Return the round whose state a client would start from in round ``before``."""
     tensors, number = states.load(before, "cnn4", CPU)
     assert float(tensors["model/w"][0, 0]) == number
     return number
 
 
-def names(path: Path) -> list[str]:
+def names(path):
     return sorted(file.name for file in (path / "site-1").iterdir())
 
 
@@ -214,7 +213,7 @@ def test_a_site_removes_nothing_of_other_flower_runs_whatever_run_history_the_se
     assert of_the_other | {"000004-12.safetensors"} <= set(names(tmp_path))
 
 
-def full_disk(*args: object, **kwargs: object) -> None:
+def full_disk(*args, **kwargs):
     raise OSError(errno.ENOSPC, "No space left on device")
 
 

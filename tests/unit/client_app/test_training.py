@@ -11,10 +11,7 @@ import torch
 from torch.nn import functional
 
 from client_app.learning.training import (
-    Batch,
     FusedStep,
-    Loss,
-    LossTerms,
     Step,
     TrainingError,
     for_epochs,
@@ -23,15 +20,11 @@ from client_app.learning.training import (
     shuffled_batches,
     train,
 )
-from protofl_common.config.sections import TrainingSettings
 from protofl_common.experiment.settings import Settings, default_run_config
-from protofl_common.models.split import SplitModel
 from tests.support.models import cross_entropy, settings, some_data, some_model
 
 
-def step_of(
-    model: SplitModel, loss: Loss, chosen: TrainingSettings, kind: type[Step] = FusedStep
-) -> Step:
+def step_of(model, loss, chosen, kind=FusedStep):
     """Return a step of training: a fused one, as most algorithms have it, unless ``kind`` differs.
 
     ``chosen`` are the settings of training.
@@ -66,9 +59,7 @@ def test_a_batch_says_which_samples_of_the_training_set_it_has():
     assert epochs[0] != epochs[1]
 
 
-def step_of_two(
-    model: SplitModel, other: torch.nn.Module, loss: Loss, chosen: TrainingSettings
-) -> Step:
+def step_of_two(model, other, loss, chosen):
     """Return a step with one optimizer over two modules, as for a second loop in a round."""
     return Step([model, other], make_optimizer([model, other], chosen), loss)
 
@@ -294,11 +285,11 @@ def test_as_many_local_steps_as_batches_are_as_many_epochs(
         assert torch.equal(weights_after_steps[name], value)
 
 
-def sizes_of_batches(chosen: TrainingSettings) -> list[int]:
+def sizes_of_batches(chosen):
     """Return the sizes of the batches of a training on 23 samples."""
-    sizes: list[int] = []
+    sizes = []
 
-    def watching(batch: Batch) -> LossTerms:
+    def watching(batch):
         sizes.append(len(batch.labels))
         return cross_entropy(batch)
 

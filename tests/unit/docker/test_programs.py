@@ -9,7 +9,6 @@ import stat
 import subprocess
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from pathlib import Path
 
 import pytest
 from cryptography import x509
@@ -27,11 +26,11 @@ result = program("result")
 class Answers(BaseHTTPRequestHandler):
     """A server that answers every request with the status in its path, such as /503."""
 
-    def do_GET(self) -> None:
+    def do_GET(self):
         self.send_response(int(self.path.removeprefix("/")))
         self.end_headers()
 
-    def log_message(self, *_: object) -> None: ...
+    def log_message(self, *_): ...
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +113,7 @@ def flwr(tmp_path, monkeypatch):
     return tmp_path
 
 
-def status(text: str) -> str:
+def status(text):
     return json.dumps({"success": True, "runs": [{"status": text}]})
 
 
@@ -144,7 +143,7 @@ def test_a_superlink_that_never_answers_is_given_up(flwr, monkeypatch, capsys):
     assert "no answer from the SuperLink" in capsys.readouterr().out
 
 
-def make(folder: Path, *arguments: str) -> int:
+def make(folder, *arguments):
     """Run certificates.py for a folder; return its exit status."""
     return int(certificates.main([str(folder), *arguments]))
 
@@ -158,7 +157,7 @@ def certs(tmp_path):
     return folder
 
 
-def contents(folder: Path) -> dict[str, bytes]:
+def contents(folder):
     """Return the content of each file below a folder, by its path there."""
     files = [path for path in folder.rglob("*") if path.is_file()]
     return {str(file.relative_to(folder)): file.read_bytes() for file in files}

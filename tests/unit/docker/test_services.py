@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -20,7 +19,7 @@ UNITS = sorted((ROOT / "docker" / "systemd").glob("*.service"))
 PAGE = (ROOT / "docs" / "operations.md").read_text()
 
 
-def text_of(path: Path) -> str:
+def text_of(path):
     return path.read_text()
 
 
@@ -85,10 +84,10 @@ def test_the_page_says_how_exposed_a_site_is(units_here):
 
 
 FILE = ROOT / "docker" / "compose.yaml"
-SERVICES: dict[str, dict[str, Any]] = yaml.safe_load(FILE.read_text())["services"]
+SERVICES = yaml.safe_load(FILE.read_text())["services"]
 
 
-def mounts(service: str) -> dict[str, str]:
+def mounts(service):
     """Return where each volume of a service is mounted, with ``:ro`` if it cannot be written."""
     entries = SERVICES[service].get("volumes", ())
     return dict(entry.split(":", 1) for entry in entries)

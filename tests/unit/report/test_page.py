@@ -2,8 +2,6 @@
 
 import json
 import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,7 +10,6 @@ from protofl_common.report import charts
 from protofl_common.report.page import FIGURES, write_report
 from protofl_common.report.reading import RecordedRun
 from tests.support.fakes import row, write, write_prototypes
-from tests.support.given import Patch
 from tests.support.pages import Page
 
 HOSTILE = (
@@ -27,17 +24,17 @@ HOSTILE = (
 )
 
 
-def draw_only(monkeypatch: Patch, *functions: Any) -> None:
+def draw_only(monkeypatch, *functions):
     """Let a page have these figures only: each takes a good part of a second."""
     monkeypatch.setattr("protofl_common.report.page.FIGURES", {"Figures": functions})
 
 
-def rounds_of(sites: list[str], number: int) -> list[dict[str, Any]]:
+def rounds_of(sites, number):
     """Return the rows of the first so many rounds."""
     return [row(index, sites) for index in range(1, number + 1)]
 
 
-def page_of(folder: Path, rows: list[dict[str, Any]], **settings: Any) -> Page:
+def page_of(folder, rows, **settings):
     """Write a run with these rows; return its page."""
     return Page(write_report(write(folder, rows, **settings)))
 

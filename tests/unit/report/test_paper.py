@@ -1,6 +1,5 @@
 """The figures of a paper show the numbers of the runs, and become files."""
 
-from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np
@@ -13,7 +12,7 @@ from protofl_common.runs.folder import RunFolder
 from tests.support.fakes import write_run
 
 
-def run_with(folder: Path, *accuracies: tuple[float, float], kind: str = "head") -> Path:
+def run_with(folder, *accuracies, kind="head"):
     """Write a run of two clients with these accuracies after each round; return its folder."""
     evaluations = [{"a": {kind: first}, "b": {kind: second}} for first, second in accuracies]
     write_run(folder, {"algo": "fedproto"}, evaluations)

@@ -1,7 +1,6 @@
 """What is changed of Flower's simulation, on its own in-memory state."""
 
 import time
-from typing import Any
 
 import numpy as np
 import pytest
@@ -9,11 +8,9 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.app.message import remove_content_from_message
 from flwr.common.serde import message_to_proto
 from flwr.proto.message_pb2 import (
-    ConfirmMessageReceivedRequest,
-    PullObjectRequest,
     PullObjectResponse,
 )
-from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PullAppMessagesResponse
+from flwr.proto.runtime_pb2 import PullAppMessagesResponse
 from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME, NOOP_FEDERATION_ID
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.supercore.run import Run
@@ -28,7 +25,7 @@ from tests.support.harness import LocalGrid
 NODES = 30
 
 
-def simulation() -> tuple[Any, list[int], list[int]]:
+def simulation():
     """Return a grid of Flower's, its nodes, and a list that grows with each look at messages.
 
     An entry of the list is the number of messages that were looked at.
@@ -42,11 +39,11 @@ def simulation() -> tuple[Any, list[int], list[int]]:
     factory = LinkStateFactory(
         FLWR_IN_MEMORY_DB_NAME, NoOpFederationManager(), ObjectStoreFactory()
     )
-    state: Any = factory.state()
-    looks: list[int] = []
+    state = factory.state()
+    looks = []
     check = state._check_stored_messages
 
-    def noted(ids: Any, *more: Any) -> Any:
+    def noted(ids, *more):
         looks.append(len(ids))
         return check(ids, *more)
 
@@ -63,7 +60,7 @@ def simulation() -> tuple[Any, list[int], list[int]]:
     return InMemoryGrid(factory), nodes, looks
 
 
-def act_as(run_id: int) -> None:
+def act_as(run_id):
     """Make this process the server of a Flower run, as its SuperExec does."""
     TaskIdentity.task_id = 1
     TaskIdentity.run_id = run_id
@@ -121,7 +118,7 @@ class Replies:
     It spoils some contents on their way: see `PullObject`.
     """
 
-    def __init__(self, replies: list[Message]) -> None:
+    def __init__(self, replies):
         self.waiting = {reply.metadata.reply_to_message_id: reply for reply in replies}
         self.objects: dict[str, bytes] = {}
         self.missing: set[str] = set()
@@ -129,7 +126,7 @@ class Replies:
         self.looks = 0
         self.confirmed: set[str] = set()
 
-    def PullMessages(self, request: PullAppMessagesRequest) -> PullAppMessagesResponse:
+    def PullMessages(self, request):
         self.looks += 1
         found = [self.waiting.pop(name) for name in request.message_ids if name in self.waiting]
         for reply in found:
@@ -140,7 +137,7 @@ class Replies:
         trees = [get_object_tree(reply) for reply in found]
         return PullAppMessagesResponse(messages_list=protos, message_object_trees=trees)
 
-    def PullObject(self, request: PullObjectRequest) -> PullObjectResponse:
+    def PullObject(self, request):
         """Return an object's bytes; what is missing is answered soon, the rest takes its time.
 
         The word "spoilt" becomes no UTF-8, the table of the array "1" nested too deeply, and a list
@@ -158,20 +155,20 @@ class Replies:
         self.pulled.append(request.object_id)
         return PullObjectResponse(object_found=True, object_available=True, object_content=content)
 
-    def ConfirmMessageReceived(self, request: ConfirmMessageReceivedRequest) -> None:
+    def ConfirmMessageReceived(self, request):
         self.confirmed.add(request.message_object_id)
 
 
-def a_word(text: str) -> RecordDict:
+def a_word(text):
     return RecordDict({"said": ConfigRecord({"word": text})})
 
 
-def an_array(size: int) -> RecordDict:
+def an_array(size):
     """Return an array of zeros, under its size as a name."""
     return RecordDict({"said": ArrayRecord({f"{size}": raw(np.zeros(size))})})
 
 
-def an_array_inside_another() -> RecordDict:
+def an_array_inside_another():
     """Return two arrays of which the outer one names the inner one as its chunk."""
     nested = {name: ArrayRecord({"array": raw(np.ones(1))}) for name in ("outer", "inner")}
     outer = nested["outer"]["array"]

@@ -21,7 +21,7 @@ def test_how_long_training_takes_does_not_follow_from_an_exchange_of_keys():
     assert times.patience("query.unmask", [0.5], ["west"], grace=3.0, min_wait=120.0) == 120.0
 
 
-def waited_for(site: str, times: ReplyTimes) -> float:
+def waited_for(site, times):
     """Return how many seconds a round waits for a site when the others trained for a minute."""
     return times.patience("train", [MINUTE], [site], grace=3.0, min_wait=120.0)
 

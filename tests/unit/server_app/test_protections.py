@@ -16,7 +16,6 @@ from server_app.protections.enough_replies import EnoughReplies
 from server_app.protections.outliers import RefuseOutliers
 from server_app.round import view_of
 from server_app.run.bounds import Bounds
-from server_app.run.replies import Upload
 from tests.support.fakes import server_of, upload
 
 ALWAYS = ["RefuseOutliers", "BoundSamples", "EnoughReplies"]
@@ -54,7 +53,7 @@ def test_protections_follow_from_settings(algo, settings, more):
         assert acting == [*ALWAYS, *more]
 
 
-def of_length(length: float, site: str) -> Upload:
+def of_length(length, site):
     """Return a site's upload of one prototype, of this length."""
     vector = Prototypes(torch.tensor([[length]]), torch.tensor([0]))
     return upload(site, prototypes=vector)

@@ -17,7 +17,6 @@ from protofl_common.wire.payloads import Payload
 from protofl_common.wire.records import Report, SiteCard
 from protofl_common.wire.schema import Moments, RefusedMessage
 from server_app.network.admission import sample_sites
-from server_app.protections.base import View
 from server_app.protections.outliers import outliers
 from server_app.protections.samples import BoundSamples, most_samples
 from server_app.round import view_of
@@ -31,13 +30,13 @@ CARD = SiteCard(
 """A site that joined with 30 training and 20 test samples, of classes 0 and 2 of three."""
 
 
-def of_norm(norm: float) -> Payload:
+def of_norm(norm):
     """Return prototypes of class 0, of length 1, and of class 2, of length ``norm``."""
     means = torch.tensor([[0.0, 1.0], [0.0, norm]])
     return Payload(prototypes=Prototypes(means, torch.tensor([0, 2])))
 
 
-def of_weights(value: float, counter: int = 0) -> Payload:
+def of_weights(value, counter=0):
     """Return a model of four equal weights, whose norm is twice their value, and a buffer."""
     model = {"w": torch.full((4,), value), "seen": torch.tensor(counter)}
     return Payload(weights=model)
@@ -78,17 +77,17 @@ def test_the_norm_of_weights_leaves_out_whole_numbers():
     assert outliers(payloads, 1000) == {"c": said}
 
 
-def prototypes(counts: tuple[int, ...] = (9, 21), labels: tuple[int, ...] = (0, 2)) -> Payload:
+def prototypes(counts=(9, 21), labels=(0, 2)):
     """Return prototypes; by default of the classes and samples that the site joined with."""
     means = torch.ones(len(labels), 2)
     return Payload(prototypes=Prototypes(means, torch.tensor(labels), torch.tensor(counts)))
 
 
-def label_counts(*counts: int) -> Payload:
+def label_counts(*counts):
     return Payload(label_counts=torch.tensor(counts))
 
 
-def moments(*shares: float) -> Payload:
+def moments(*shares):
     payload = Payload(moments={"shares": torch.tensor(shares, dtype=torch.float64)})
     payload.declared = {"moments": Moments()}
     return payload
@@ -130,7 +129,7 @@ def test_a_site_is_held_to_its_introduction(payload, report, said):
         check_claims(claims, payload, CARD, training=True)
 
 
-def view_of_north() -> View:
+def view_of_north():
     """Return what protections know of a round with a single site, which has 30 samples."""
     bounds = Bounds(max_samples_ratio=2.0, max_samples_lead=2.0)
     return replace(view_of(server_of("fedproto")), bounds=bounds, cards={"north": CARD})

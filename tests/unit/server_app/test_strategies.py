@@ -4,7 +4,6 @@ And on how many threads it trains.
 """
 
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -13,32 +12,29 @@ from torch import nn
 from protofl_common.algorithms.base import ServerTrainingHparams
 from protofl_common.maths.prototypes import Prototypes
 from server_app.learning.training import train
-from server_app.run.replies import Upload
-from server_app.strategies.feddistill import FedDistill
-from server_app.strategies.fedtgp import FedTGP
 from tests.support.fakes import server_of, upload
 
 EAST = [1.0, 0.0]
 NORTH = [0.0, 1.0]
 
 
-def vectors_of(rows: dict[int, list[float]]) -> Prototypes:
+def vectors_of(rows):
     """Return a vector of each class, each of one sample."""
     labels = torch.tensor(list(rows))
     means = torch.tensor(list(rows.values()), dtype=torch.float32)
     return Prototypes(means, labels, torch.ones_like(labels))
 
 
-def sends(site: str, rows: dict[int, list[float]], **more: Any) -> Upload:
+def sends(site, rows, **more):
     return upload(site, prototypes=vectors_of(rows), **more)
 
 
-def says(site: str, rows: dict[int, list[float]]) -> Upload:
+def says(site, rows):
     """Return a site's upload of its mean outputs for each class (FedDistill)."""
     return upload(site, outputs=vectors_of(rows))
 
 
-def by_class(vectors: Prototypes) -> dict[int, list[float]]:
+def by_class(vectors):
     return dict(zip(vectors.labels.tolist(), vectors.means.tolist(), strict=True))
 
 
@@ -81,7 +77,7 @@ def test_fedsas_anchor_of_a_class_that_nobody_sent_stays_where_it_is():
     assert server.anchors_CD[1].equal(moves / 2 + torch.tensor([0.0, 4.0]))
 
 
-def teacher(server: FedDistill, site: str) -> dict[int, list[float]] | None:
+def teacher(server, site):
     """Return the outputs by class that the site is to learn from; None if there are none."""
     outputs = server.payload_for(site, server.payload_down()).vectors("outputs")
     return None if outputs is None else by_class(outputs)
@@ -108,7 +104,7 @@ def test_by_probabilities_the_other_sites_teach():
     assert teacher(restored, "site-1") == of_site_1
 
 
-def fedtgp(**changes: Any) -> FedTGP:
+def fedtgp(**changes):
     """FedTGP's server of five classes, with these settings of its own."""
     settings = {f"fedtgp__{key}": value for key, value in changes.items()}
     return server_of("fedtgp", "abcde", feature_dim=16, **settings)

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -77,7 +76,7 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path):
         _ = public.Run(tmp_path / "none").rounds
 
 
-def patients() -> tuple[np.ndarray, np.ndarray]:
+def patients():
     """Return inputs and labels of eighty patients, of two well separated classes.
 
     The labels are names as Python objects, as pandas has texts.
@@ -88,7 +87,7 @@ def patients() -> tuple[np.ndarray, np.ndarray]:
     return inputs, np.array(["ill", "well"], dtype=object)[labels]
 
 
-def run_on(data: Any, folder: Path, **settings: Any) -> public.Run:
+def run_on(data, folder, **settings):
     """Run a federation of two clients on data of one's own, with the results in this folder."""
     return public.run(data, clients=2, models="mlp-1", out_dir=str(folder), **settings)
 
@@ -240,7 +239,7 @@ def test_what_would_have_no_effect_is_refused(chosen, refusal):
 class Twice(extend.ClientAlgorithm[extend.Hparams]):
     """A client half with twice the usual loss."""
 
-    def loss(self, batch: extend.Batch) -> extend.LossTerms:
+    def loss(self, batch):
         return {"cross-entropy": 2 * super().loss(batch)["cross-entropy"]}
 
 
@@ -270,12 +269,12 @@ def test_a_client_half_is_tried_with_what_a_server_would_send(algo, term):
 
 
 class SendsUndeclared(Twice):
-    def upload(self) -> extend.Payload:
+    def upload(self):
         return extend.Payload(odd=torch.ones(1))
 
 
 class SendsADictionary(Twice):
-    def upload(self) -> Any:
+    def upload(self):
         return {}
 
 
@@ -338,7 +337,7 @@ class PullHparams(extend.Hparams):
 
 
 class Pulled(extend.FedAvgClient[PullHparams]):
-    def loss(self, batch: extend.Batch) -> extend.LossTerms:
+    def loss(self, batch):
         return {**super().loss(batch), "pull": self.hparams.pull * batch.features.square().mean()}
 
 

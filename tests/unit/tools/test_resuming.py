@@ -4,7 +4,6 @@ import os
 import tomllib
 from pathlib import Path
 from subprocess import CalledProcessError
-from typing import Any
 
 import pytest
 
@@ -20,7 +19,7 @@ from server_app.run.checkpoint import Checkpoint
 from tests.support.fakes import submission
 
 
-def stopped(folder: Path, history: RunHistory, last: int, code: str = "") -> Path:
+def stopped(folder, history, last, code=""):
     """Write a run whose last checkpoint is of the round ``last``; return its folder.
 
     ``history`` names the Flower runs that made it; ``code`` is the digest of the code that ran, ""
@@ -35,7 +34,7 @@ def stopped(folder: Path, history: RunHistory, last: int, code: str = "") -> Pat
     return folder
 
 
-def resumed(folder: Path, *flowers_runs: Any) -> list[str]:
+def resumed(folder, *flowers_runs):
     """Return the names of the runs that a worker would submit again."""
     return [run.path.name for run in crashed_runs(runs_in(folder), list(flowers_runs))]
 
@@ -56,11 +55,11 @@ def test_a_run_that_crashed_goes_on_once(tmp_path):
     assert unknown_to_the_superlink == []
 
 
-def write_zeros(path: Path) -> None:
+def write_zeros(path):
     path.write_bytes(bytes(path.stat().st_size))
 
 
-def write_another_version(path: Path) -> None:
+def write_another_version(path):
     write_tensors(path, {}, {"format": "protofl-checkpoint-4", "facts": "{}"})
 
 

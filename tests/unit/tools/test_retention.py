@@ -4,7 +4,6 @@ import os
 import sqlite3
 import time
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 from filelock import FileLock
@@ -17,7 +16,7 @@ from tests.support.commands import output
 DAY = 86400
 
 
-def aged(path: Path, days: float, text: str = "") -> Path:
+def aged(path, days, text=""):
     """Write a file that was changed so many days ago."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
@@ -25,7 +24,7 @@ def aged(path: Path, days: float, text: str = "") -> Path:
     return path
 
 
-def run(folder: Path, days: float, is_finished: bool = True) -> Path:
+def run(folder, days, is_finished=True):
     """Write a run that ended, or stopped, so many days ago; return its folder."""
     aged(folder / SETTINGS, days)
     aged(folder / METRICS, days)
@@ -79,7 +78,7 @@ def test_old_runs_go_and_unfinished_ones_stay(tmp_path, removed):
     assert all(path.exists() for path in stay)
 
 
-def database(path: Path) -> Path:
+def database(path):
     """Make a SuperLink's database with runs that ended 91 and 89 days ago, and one that goes on.
 
     They have the numbers 1, 2 and 3. Each has a task with a line of log, a reply, and two parts of

@@ -13,11 +13,9 @@ import time
 import tracemalloc
 import zipfile
 from argparse import SUPPRESS
-from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 from unittest.mock import MagicMock
 
 import numpy as np
@@ -52,7 +50,6 @@ from protofl_common.wire.records import pack_settings
 from protofl_common.wire.refusal import refusal_in
 from tests.support import ROOT
 from tests.support.fakes import task
-from tests.support.given import Patch
 from tests.support.harness import LocalGrid, run_config, run_federation
 from tests.support.processes import output_of
 from tests.support.programs import program
@@ -73,7 +70,7 @@ def home(tmp_path, monkeypatch):
     return tmp_path
 
 
-def run_site(monkeypatch: Patch, flower: Callable[[], object], node: str = NODE) -> MagicMock:
+def run_site(monkeypatch, flower, node=NODE):
     """Type ``protofl site run`` with ``flower`` in the place of Flower's SuperNode.
 
     Return the stand-in for `subprocess.Popen`, which would start the clients.
@@ -157,7 +154,7 @@ def test_a_task_that_ends_without_a_reply_ends_its_process_at_once(replies, monk
     assert ends_in_order.called is replies
 
 
-def bomb() -> bytes:
+def bomb():
     """Return a bundle of a few hundred kilobytes whose pyproject.toml has 300 megabytes."""
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -422,14 +419,14 @@ def site(home, monkeypatch):
     return home
 
 
-def eight_each(*classes: str) -> Iterator[str]:
+def eight_each(*classes):
     """Yield the names of eight images of each of these classes."""
     for name in classes:
         for number in range(8):
             yield f"{name}/{number}.png"
 
 
-def levels_of(node: str) -> set[str]:
+def levels_of(node):
     return {finding.level for finding in found(node=node)}
 
 
@@ -648,7 +645,7 @@ def test_a_certificate_with_few_days_left_is_warned_of_and_one_without_any_is_wr
     assert level_of(found("--root-certificates", "ca.crt"), "certificates") == level
 
 
-def site_command(words: str, node: str = NODE) -> int:
+def site_command(words, node=NODE):
     return main(["site", *words.split(), "--node-config", node])
 
 
@@ -757,7 +754,7 @@ DEMANDS = {
 }
 
 
-def strict(site: Path, demand: str) -> str:
+def strict(site, demand):
     """Return the node config of a site with these demands, without a list of algorithms."""
     node = NODE.replace('allow-algorithms="fedproto"', "").replace('state-dir="state"', "")
     return f'{node} state-dir="{site / "state"}" test-from="split" {DEMANDS[demand]}'
@@ -805,7 +802,7 @@ def test_each_wrong_setting_is_a_finding():
     assert set(wrong) == {"arch", "train-fraction"}
 
 
-ONE_ROUND: dict[str, Any] = {"rounds": 1, "partition": "own"}
+ONE_ROUND = {"rounds": 1, "partition": "own"}
 
 
 @pytest.mark.parametrize(("demand", "node", "run", "expected"), [

@@ -6,9 +6,7 @@ import ssl
 import threading
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 from unittest.mock import MagicMock
 
 import jsonschema
@@ -37,7 +35,7 @@ from tests.support.programs import program
 from tests.support.sites import Three, found, level_of
 
 
-def federation(*nodes: tuple[int, str, str], **override: Any) -> Federation:
+def federation(*nodes, **override):
     """Return what a SuperLink may answer: ``nodes`` have a number, a name and a state.
 
     Run 77 has failed, and the certificate ends in twelve days.
@@ -259,12 +257,12 @@ class Clock(BaseHTTPRequestHandler):
 
     behind = timedelta()
 
-    def do_GET(self) -> None:
+    def do_GET(self):
         self.send_response_only(200)
         self.send_header("Date", f"{datetime.now(UTC) - self.behind:%a, %d %b %Y %H:%M:%S} GMT")
         self.end_headers()
 
-    def log_message(self, format: str, *arguments: Any) -> None: ...
+    def log_message(self, format, *arguments): ...
 
 
 @pytest.fixture
@@ -283,7 +281,7 @@ def door(tmp_path, monkeypatch):
 NODE = 'site-name="north"'
 
 
-def address_of(door: HTTPServer) -> str:
+def address_of(door):
     return f"127.0.0.1:{door.server_port}"
 
 
@@ -328,7 +326,7 @@ def test_a_site_that_starts_says_what_is_wrong_on_the_way(door, tmp_path, monkey
     assert re.search(f"--port {taken}: .*ddress already in use", printed)
 
 
-def serve_tls(door: HTTPServer, folder: Path, host: str, **days: float) -> None:
+def serve_tls(door, folder, host, **days):
     """Give the server a certificate for ``host``.
 
     ``days``: CA_DAYS, SERVER_DAYS: how long the authority's and the server's certificate hold.

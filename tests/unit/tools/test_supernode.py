@@ -6,7 +6,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
 
 import pytest
 from flwr.app import Message, MessageType, RecordDict
@@ -20,7 +19,6 @@ from protofl_common.flower import be_server_of, set_message_id
 from protofl_common.tools.flower import TaskType, supernode_process
 from protofl_common.tools.site import supernode
 from protofl_common.tools.site.supernode import LOST, Waits
-from tests.support.given import Patch
 from tests.support.processes import output_of
 
 pytestmark = pytest.mark.slow  # most of these tests start processes
@@ -34,7 +32,7 @@ class Site:
     ``meanwhile`` is called at every pause. ``sent`` is what has gone to the SuperLink.
     """
 
-    def __init__(self, monkeypatch: Patch) -> None:
+    def __init__(self, monkeypatch):
         self.store = ObjectStoreFactory().store()
         self.state = InMemoryNodeState(self.store)
         self.state.set_node_id(1)
@@ -55,29 +53,29 @@ class Site:
         assert task
         self.task: int = task
 
-    def poll(self) -> int | None:
+    def poll(self):
         return self.executor_ended
 
-    def sleep(self, seconds: float) -> None:
+    def sleep(self, seconds):
         self.seconds += seconds
         self.meanwhile()
 
-    def begin(self) -> None:
+    def begin(self):
         """Let a process take the task, but not yet fetch its message."""
         assert self.state.claim_task(self.task)
         assert self.state.activate_task(self.task)
 
-    def reply(self) -> Message:
+    def reply(self):
         """Put the reply to the message into the SuperNode's store, from where it is sent."""
         reply = Message(RecordDict(), reply_to=self.message)
         start_client_internal._insert_message(reply, self.state, self.store)
         return reply
 
-    def send(self, message: Message, *_: Any) -> tuple[set[str], str]:
+    def send(self, message, *_):
         self.sent.append(message)
         return set(), "session"
 
-    def push(self) -> None:
+    def push(self):
         """Do as Flower does after it has received a message, until the reply is sent."""
         waits = Waits(self)
         with supernode_process(waits, supernode.settings_of, waits.watch):

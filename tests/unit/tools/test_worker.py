@@ -146,7 +146,7 @@ for line in sys.stdin:
 """
 
 
-def processes_of(word: str) -> list[Path]:
+def processes_of(word):
     """Return the folders in /proc of all processes that have this in their command line."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):

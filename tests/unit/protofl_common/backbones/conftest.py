@@ -2,12 +2,9 @@
 
 import base64
 import json
-from collections.abc import Mapping
-from pathlib import Path
 
 import pytest
 from safetensors.torch import save
-from torch import Tensor
 
 from protofl_common.backbones.load import SIZE
 from protofl_common.data.sources import SOURCES
@@ -22,12 +19,7 @@ def digit_domains():
     return SOURCES["digit-domains"].read(Settings.from_run_config(default_run_config()).data)
 
 
-def write_weights(
-    file: Path,
-    state: Mapping[str, Tensor],
-    mean: tuple[float, ...] = HALF,
-    std: tuple[float, ...] = HALF,
-) -> None:
+def write_weights(file, state, mean=HALF, std=HALF):
     """Write a `SmallResNet`'s state dict as the embedded backbones' files have it.
 
     Kernels are in float16, as there; ``mean`` and ``std`` are of the images, by channel.

@@ -3,7 +3,6 @@
 import hashlib
 import pickle
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -64,7 +63,7 @@ def test_local_file_of_any_number_of_classes(file, network):
 class _Code:
     """An object whose pickle prints "code was run" when it is read."""
 
-    def __reduce__(self) -> tuple[object, tuple[str]]:
+    def __reduce__(self):
         return print, ("code was run",)
 
 
@@ -214,7 +213,7 @@ def packages(tmp_path, monkeypatch):
     return file
 
 
-def _check_as_weights(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _check_as_weights(file, monkeypatch):
     """Make the file's checksum the one that is expected."""
     checksum = hashlib.sha256(file.read_bytes()).hexdigest()
     monkeypatch.setattr(load, "PACKAGED", (load.PACKAGED[0], checksum))

@@ -129,7 +129,7 @@ def test_features_beat_those_of_untrained_networks(digit_domains):
     assert _accuracy(trained) > _accuracy(random) + 0.3  # 30 points
 
 
-def _accuracy(features: torch.Tensor) -> float:
+def _accuracy(features):
     """Mean over five domains of 200 images each, whose labels count 0 to 9 again and again."""
     of_domains = features.view(5, 20, 10, -1)  # domain, number within the class, class, feature
     learnt, tested = of_domains.split(10, dim=1)

@@ -1,7 +1,6 @@
 """Weights as JSON: what is shipped, the round trip, and files that are wrong."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -9,7 +8,6 @@ import torch
 from protofl_common.backbones.load import (
     WEIGHTS,
     WIDTH,
-    Backbone,
     BackboneError,
     SmallResNet,
     load_backbone,
@@ -31,7 +29,7 @@ def file(tmp_path):
     return tmp_path / "own.json"
 
 
-def read(file: Path) -> Backbone:
+def read(file):
     load_backbone.cache_clear()
     return load_backbone(f"file:small:{file}", torch.device("cpu"))
 

@@ -1,7 +1,6 @@
 """Whose fault an unexpected error is."""
 
 import importlib
-from collections.abc import Callable
 
 import pytest
 
@@ -9,7 +8,7 @@ from protofl_common.basics.faults import fault_of
 from protofl_common.basics.text import human_bytes
 
 
-def error_of(function: Callable[[], object]) -> Exception:
+def error_of(function):
     """Return the error that the function raises."""
     try:
         function()
@@ -18,7 +17,7 @@ def error_of(function: Callable[[], object]) -> Exception:
     raise AssertionError("it raised nothing")
 
 
-def in_our_code() -> object:
+def in_our_code():
     return human_bytes("many")
 
 

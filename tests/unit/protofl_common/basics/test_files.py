@@ -6,7 +6,6 @@ from unittest.mock import Mock
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 from protofl_common.basics.files import (
     TensorFileError,
@@ -103,7 +102,7 @@ CPU = torch.device("cpu")
 FACTS = {"format": "some-1", "facts": '{"sites": ["nörth"]}'}
 
 
-def tensors() -> dict[str, Tensor]:
+def tensors():
     """Return tensors of several types and shapes: a transposed one, a scalar, an empty one."""
     return {
         "a": torch.tensor([[0.0, -1.5], [2.0, 3.0]]).T,

@@ -1,20 +1,14 @@
 """Settings over a cache of the test session, and small file-based data sets."""
 
 import bz2
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from protofl_common.config.sections import DataSettings
-from protofl_common.data import ClientData, DataError, open_client_data
+from protofl_common.data import DataError, open_client_data
 from protofl_common.data.store import data_key, open_data
 from protofl_common.experiment.settings import Settings, default_run_config
-
-MakeSettings = Callable[..., DataSettings]
 
 WHOLE = {"train_samples": 0, "test_samples": 0}
 """No caps: every sample of a share is for training or for testing."""
@@ -83,7 +77,7 @@ def opened(read, tmp_path):
     return open_
 
 
-def refused(said: str) -> Any:
+def refused(said):
     """Demand that the block inside ``with`` raises DataError with this text (a pattern)."""
     return pytest.raises(DataError, match=said)
 
@@ -116,7 +110,7 @@ def usps_dir(mnist_dir):
     return mnist_dir
 
 
-def write_idx(file: Path, array: np.ndarray) -> None:
+def write_idx(file, array):
     """Write an array in MNIST's own format: 0x08 for unsigned bytes, axes, shape, values."""
     header = np.array([0x800 + array.ndim, *array.shape], dtype=">i4")
     file.write_bytes(header.tobytes() + array.tobytes())
@@ -137,22 +131,22 @@ def domain_dir(tmp_path):
     return root
 
 
-def write_image(file: Path, colour: tuple[int, int, int] = (90, 0, 0)) -> None:
+def write_image(file, colour=(90, 0, 0)):
     file.parent.mkdir(parents=True, exist_ok=True)
     Image.new("RGB", (20, 10), colour).save(file)
 
 
-def identities(images: np.ndarray) -> set[bytes]:
+def identities(images):
     """A set with every image's bytes: stands for which samples these are."""
     return {image.tobytes() for image in images}
 
 
-def counts(client: ClientData) -> np.ndarray:
+def counts(client):
     """Samples of each class."""
     labels = np.concatenate([client.train_labels, client.test_labels])
     return np.bincount(labels, minlength=len(client.classes))
 
 
-def held(client: ClientData) -> set[int]:
+def held(client):
     """The classes of which a client has samples."""
     return set(client.train_labels.tolist()) | set(client.test_labels.tolist())

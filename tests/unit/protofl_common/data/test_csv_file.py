@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protofl_common.data import csv_file
-from protofl_common.data.csv_file import CsvContent, _by_arrow, _by_python, _plain_lines
+from protofl_common.data.csv_file import _by_arrow, _by_python, _plain_lines
 from protofl_common.data.table import _numbers, read_columns
 from tests.unit.protofl_common.data.conftest import refused
 
@@ -39,7 +39,7 @@ SIGNS = [",", ";", "\t", "|"]
 ENDS = ["\n", "\r\n", "\r", "\n\n", "\n \n"]
 
 
-def content_of(read: CsvContent) -> tuple[object, ...]:
+def content_of(read):
     """Return everything that a reader has found, and the numbers that its columns become."""
     texts = [list(column) for column in read.columns]
     slices = [list(column[1:3]) for column in read.columns]

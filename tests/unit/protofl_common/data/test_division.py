@@ -8,7 +8,6 @@ from numpy.testing import assert_array_equal
 
 from protofl_common.config.datasets import DATASETS
 from protofl_common.data import (
-    ClientData,
     DataError,
     check_data_settings,
     open_client_data,
@@ -47,17 +46,16 @@ def test_an_official_test_part_is_divided_by_classes_and_capped_alike(open_all, 
         assert (np.bincount(client.test_labels) == 3).all()
 
 
-def numbers(images: np.ndarray) -> list[int]:
+def numbers(images):
     """Return which images of `mnist_dir` these are.
 
     0…399 are for training and 400…499 for testing; an image's class is its number mod 10. The
     first two pixels are the number's digits in base 256.
     """
-    values: list[int] = (images[:, 0, 0, :2].astype(int) @ [256, 1]).tolist()
-    return values
+    return (images[:, 0, 0, :2].astype(int) @ [256, 1]).tolist()
 
 
-def trained_numbers(clients: list[ClientData]) -> list[int]:
+def trained_numbers(clients):
     return numbers(np.concatenate([client.train_inputs for client in clients]))
 
 

@@ -2,7 +2,6 @@
 
 import os
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -115,7 +114,7 @@ def test_a_data_frame_to_predict_is_checked(tmp_path):
 
 
 # -- labels
-def labelled(labels: Any, **arrays: Any) -> Any:
+def labelled(labels, **arrays):
     """Return the data of as many samples, each with the input 1, that have these labels."""
     return from_arrays({"inputs": np.ones((len(labels), 1)), "labels": labels, **arrays}, "here")
 

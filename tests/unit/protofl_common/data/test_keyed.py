@@ -1,8 +1,5 @@
 """``test-from = "keyed"``: one sample more, or one person, moves nobody else."""
 
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 from PIL import Image
@@ -11,7 +8,7 @@ from protofl_common.data import open_client_data
 from protofl_common.experiment.node import own_division
 from protofl_common.experiment.settings import default_run_config
 
-from .conftest import WHOLE, MakeSettings, refused
+from .conftest import WHOLE, refused
 
 KEY = b"k" * 32
 SIDES = ("train", "test", "validation")
@@ -20,13 +17,11 @@ SIDES = ("train", "test", "validation")
 class Owner:
     """A site's operator, whose files have different numbers in each row, and who has a key."""
 
-    def __init__(self, folder: Path, make: MakeSettings) -> None:
+    def __init__(self, folder, make):
         self.folder = folder
         self.make = make
 
-    def sides(
-        self, samples: int, of_person: int = 0, key: bytes = KEY, **changes: Any
-    ) -> dict[int, str]:
+    def sides(self, samples, of_person=0, key=KEY, **changes):
         """Return for each of the ``samples`` whether it is for training, testing or validation.
 
         Persons have ``of_person`` samples each, one after the other; 0: the file names no persons.

@@ -139,7 +139,7 @@ def test_who_has_the_last_samples_of_a_class_is_trained_on(divided):
         assert 2 in site.train_labels
 
 
-def many_with_one_large(column: str) -> str:
+def many_with_one_large(column):
     """Return a table of 600 samples whose ``column`` has one value often and 149 twice each.
 
     Half of the samples have 0 there. The input x is the same value, so it tells whose samples
@@ -214,10 +214,9 @@ MARKED += "5,sick,1,south,train\n"
 """`TABLE` with a validation sample of each client: north's has the age 9, south's 8."""
 
 
-def ages(inputs: np.ndarray) -> list[int]:
+def ages(inputs):
     """Return the first column of the table, which tells the samples apart."""
-    column: list[int] = inputs[:, 0].tolist()
-    return column
+    return inputs[:, 0].tolist()
 
 
 @pytest.mark.parametrize("test_from", ["official-own", "split"])

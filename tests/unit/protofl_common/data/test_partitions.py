@@ -1,13 +1,12 @@
 """Every partition on the embedded data, and Dirichlet partitions against Flower's and PFLlib's."""
 
 import warnings
-from typing import Any
 
 import numpy as np
 import pytest
 
 from protofl_common.config.datasets import PARTITIONS
-from protofl_common.data import ClientData, open_client_data
+from protofl_common.data import open_client_data
 from protofl_common.data.division import Division
 from protofl_common.data.partitions import (
     DIVIDE,
@@ -24,7 +23,7 @@ COMMON = [name for name, row in PARTITIONS.items() if name != "own" and not row.
 ON_DOMAINS = ["iid", "dirichlet", "label-shift"]
 ON_DOMAINS += [name for name, row in PARTITIONS.items() if row.shares_domains]
 DOMAINS = ["scanned", "printed", "photo", "inverted", "coloured"]
-SHOTS: dict[str, Any] = {"dataset": "digits", "partition": "n-way-k-shot", **WHOLE}
+SHOTS = {"dataset": "digits", "partition": "n-way-k-shot", **WHOLE}
 NUMBER_OF_DIGITS = 1797
 EACH = [("digits", partition) for partition in COMMON]
 EACH += [("digit-domains", partition) for partition in ON_DOMAINS]
@@ -59,7 +58,7 @@ def test_shares_are_disjoint_and_of_the_seed(open_all, dataset, partition, clien
     assert identities(of_another_seed[-1].train_inputs) != identities(everyone[-1].train_inputs)
 
 
-CHANGED: dict[str, Any] = {
+CHANGED = {
     "alpha": 5.0,
     "classes-per-client": 4,
     "clients-per-domain": "1,2,1,1,1",
@@ -192,7 +191,7 @@ def test_a_cap_keeps_the_proportions_that_the_partition_gives(open_all, partitio
         )
 
 
-def proportions(client: ClientData) -> np.ndarray:
+def proportions(client):
     """Return the part that each of ten classes has of a client's training samples."""
     return np.bincount(client.train_labels, minlength=10) / len(client.train_labels)
 
@@ -271,7 +270,7 @@ def test_feature_label_shift_has_a_domain_and_proportions(open_all, data_setting
     assert len({tuple(counts(client)) for client in everyone}) == 5
 
 
-def made_up(samples: int, classes: int) -> Pool:
+def made_up(samples, classes):
     """Return samples of one domain with random labels, to be divided."""
     labels = np.random.default_rng(0).integers(0, classes, samples)
     return Pool(np.arange(samples), labels, np.zeros_like(labels), ("one",))
@@ -301,9 +300,7 @@ def test_shares_are_flowers_partitioners(data_settings, classes, clients, alpha)
     assert [sorted(pool.labels[share]) for share in found] == [sorted(labels) for labels in wanted]
 
 
-def pfllib(
-    labels: np.ndarray, clients: int, alpha: float, least: float, rng: np.random.Generator
-) -> list[list[int]]:
+def pfllib(labels, clients, alpha, least, rng):
     """Return the labels that each client gets, sorted, by PFLlib's partition "dir".
 
     This is ``separate_data`` of its ``dataset_utils.py``: it draws anew until each client has
@@ -311,7 +308,7 @@ def pfllib(
     """
     smallest = 0
     while smallest < least:
-        batches: list[list[int]] = [[] for _ in range(clients)]
+        batches = [[] for _ in range(clients)]
         for k in range(labels.max() + 1):
             idx_k = np.where(labels == k)[0]
             proportions = rng.dirichlet(np.repeat(alpha, clients))

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -13,7 +10,7 @@ from protofl_common.data.published import PUBLIC
 from tests.unit.protofl_common.data.conftest import refused, write_image
 
 
-def pacs(root: Path) -> dict[str, Any]:
+def pacs(root):
     """Write tiny PACS files below ``root``; return what must be read of them."""
     for domain in (*PUBLIC["pacs"].files, "kfold-lists"):
         for name in ("dog", "house"):
@@ -25,7 +22,7 @@ def pacs(root: Path) -> dict[str, Any]:
     }
 
 
-def fed_isic(root: Path) -> dict[str, Any]:
+def fed_isic(root):
     """Write three images of Fed-ISIC 2019 below ``root``; return what must be read of them."""
     folder = root / "fed_isic2019"
     rows = ["image,MEL,target,center,fold,fold2"]

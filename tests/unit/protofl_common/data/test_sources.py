@@ -1,6 +1,5 @@
 """What the sources deliver: shapes, labels, domains, images, and errors that name the key."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -174,7 +173,7 @@ def test_a_damaged_file_is_named(read, domain_dir, mnist_dir):
             read(dataset, folder)
 
 
-def manifest_of(folder: Path, without: set[str]) -> Path:
+def manifest_of(folder, without):
     """Write a list of a domain folder's images but for those ``without``; return its path.
 
     Each domain is a client.
@@ -372,7 +371,7 @@ def test_torchvision_set_has_both_parts(own_folder, read, mnist_dir):
 class FakeSet:
     """One part of a data set of torchvision: two samples with the labels 1 and 0."""
 
-    def __init__(self, root: str, train: bool = True, split: str = "train") -> None:
+    def __init__(self, root, train=True, split="train"):
         self.labels = [1, 0]
 
 
@@ -386,7 +385,7 @@ class FakeSvhn(FakeSet):
 
 
 class FakeFlowers(FakeSet):
-    def __iter__(self) -> Iterator[tuple[Image.Image, int]]:
+    def __iter__(self):
         return iter([(Image.fromarray(image).resize((50, 40)), 0) for image in FakeCifar.data])
 
 

@@ -3,20 +3,18 @@
 import errno
 import multiprocessing
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from protofl_common.config.sections import DataSettings
-from protofl_common.data import ClientData, open_client_data
+from protofl_common.data import open_client_data
 from protofl_common.data.division import shares_of
 from protofl_common.data.store import cached, data_key, open_data
 
 from .conftest import refused
 
 
-def _first(settings: DataSettings) -> ClientData:
+def _first(settings):
     """Return the data of the first of four clients."""
     return open_client_data(settings, seed=3, partition=0, num_partitions=4)
 
@@ -88,7 +86,7 @@ def test_a_file_of_the_data_that_cannot_be_read_is_no_fault_of_the_cache(tmp_pat
         cached(tmp_path / "entry", lambda: None, build)
 
 
-def _race(settings: DataSettings, barrier: Any, log: str, results: Any) -> None:
+def _race(settings, barrier, log, results):
     """Open a client's data at the same time as another process, and note in ``log`` each reading.
 
     The sum of the labels goes into the queue ``results``.
@@ -97,7 +95,7 @@ def _race(settings: DataSettings, barrier: Any, log: str, results: Any) -> None:
 
     read = sources.read_digits
 
-    def counted(these: DataSettings) -> Any:
+    def counted(these):
         with Path(log).open("a") as file:
             file.write("read\n")
         return read(these)

@@ -1,7 +1,6 @@
 """Tables of the user's own: bad columns, categories, gaps, and what values are fitted on."""
 
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -9,7 +8,7 @@ import pytest
 import torch
 from pyarrow import parquet
 
-from protofl_common.data import ClientData, DataError
+from protofl_common.data import DataError
 from protofl_common.data.door import from_arrays
 from protofl_common.data.raw import normalised
 from protofl_common.data.table import read_columns
@@ -22,7 +21,7 @@ P3,2021-03-06,,60,?,south,sick
 P4,2021-03-07,m,70,200,south,well
 P5,2021-03-08,f,80,220,south,well
 """
-CLEAN: dict[str, Any] = {"drop": "id,admitted", "one_hot": "sex:f|m", "impute": "median"}
+CLEAN = {"drop": "id,admitted", "one_hot": "sex:f|m", "impute": "median"}
 
 
 @pytest.fixture
@@ -180,7 +179,7 @@ def test_parquet_has_numbers_texts_and_gaps_of_its_own(read, tmp_path):
 
 
 # -- what values are fitted on
-def table(test: float = 0.0, south: float = 0.0, validation: float = 0.0) -> str:
+def table(test=0.0, south=0.0, validation=0.0):
     """Return a table of two clients with eight samples each: two to test, one to validate.
 
     ``test`` is added to the values of test samples, ``validation`` to those for validation, and
@@ -205,7 +204,7 @@ def table(test: float = 0.0, south: float = 0.0, validation: float = 0.0) -> str
     return text
 
 
-def seen(client: ClientData) -> list[list[float]]:
+def seen(client):
     """Return the training inputs as a model is given them."""
     return normalised(client.train_inputs, client.mean, client.std, torch.device("cpu")).tolist()
 

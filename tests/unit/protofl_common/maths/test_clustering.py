@@ -10,7 +10,7 @@ from protofl_common.maths.finch import finch_partitions
 from protofl_common.maths.prototypes import cluster, cluster_classes
 
 
-def same_partition(one: np.ndarray, other: np.ndarray) -> bool:
+def same_partition(one, other):
     """Return whether two numberings of clusters put the same rows together.
 
     They do if each number of the one goes with a single number of the other.
@@ -19,7 +19,7 @@ def same_partition(one: np.ndarray, other: np.ndarray) -> bool:
     return len(pairs) == len(set(one)) == len(set(other))
 
 
-def rows_of(source: str) -> np.ndarray:
+def rows_of(source):
     """Return uniform rows ("random"), 12 blobs of 20 rows each ("blobs"), or sparse ones ("relu").
 
     The blobs are far apart; the sparse rows are as features after a ReLU.
@@ -76,7 +76,7 @@ def test_few_or_equal_vectors_are_one_cluster(rows):
     assert partition.tolist() == [0] * len(rows)
 
 
-def two_groups() -> torch.Tensor:
+def two_groups():
     """Return three vectors along each axis; the means are (2.9/3, 0.1/3) and (0.1/3, 5.9/3)."""
     return torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.9, 0.0], [0.0, 2.0], [0.1, 2.0], [0.0, 1.9]])
 

@@ -193,7 +193,7 @@ ALPHA = 0.25
 FLOOR = 1e-6
 
 
-def cosine(one: np.ndarray, other: np.ndarray) -> float:
+def cosine(one, other):
     return float(one @ other / np.linalg.norm(one) / np.linalg.norm(other))
 
 

@@ -16,9 +16,7 @@ HALF = -log(1 / 2 + 1e-6)
 QUARTER = -log(3 / 4 + 1e-6)
 
 
-def reference(
-    logits: np.ndarray, labels: np.ndarray, counts: np.ndarray, unlabelled: int, floor: float
-) -> float:
+def reference(logits, labels, counts, unlabelled, floor):
     """Return FedPU's risk of a batch, sample by sample; probabilities are from exponentials.
 
     ``counts`` has a client's labelled samples of each class, ``unlabelled`` the number of its
@@ -39,7 +37,7 @@ def reference(
     return total / len(held)
 
 
-def some_client(seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]:
+def some_client(seed):
     """Return logits [60, 6], labels [60], labelled samples of each class, unlabelled samples.
 
     A third is labelled, of classes 0, 1 and 3 only; the label of the others is -1.

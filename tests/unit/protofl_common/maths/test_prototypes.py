@@ -12,9 +12,7 @@ from protofl_common.maths.prototypes import (
 )
 
 
-def prototypes(
-    means: list[list[float]], labels: list[int], counts: list[int] | None = None
-) -> Prototypes:
+def prototypes(means, labels, counts=None):
     return Prototypes(
         torch.tensor(means),
         torch.tensor(labels),
@@ -49,7 +47,7 @@ def test_a_classs_own_prototypes_do_not_make_its_margin():
     )
 
 
-def nearest(features: torch.Tensor, prototypes: Prototypes) -> torch.Tensor:
+def nearest(features, prototypes):
     """Return the label of the nearest prototype of each feature vector."""
     return prototypes.labels[distances(features, prototypes).argmin(dim=1)]
 

@@ -5,7 +5,6 @@ Its script has their equations.
 
 import pytest
 import torch
-from torch import nn
 
 from protofl_common.models.augmentation import (
     Augmentation,
@@ -15,7 +14,7 @@ from protofl_common.models.augmentation import (
 )
 from protofl_common.models.build import build_model
 
-STAGES: dict[str, tuple[tuple[int, ...], dict[str, int]]] = {
+STAGES = {
     "cnn4": ((1, 28, 28), {"3": 32, "6": 64}),
     "htcnn-3": ((1, 28, 28), {"3": 32}),
     "mnist-cnn": ((1, 28, 28), {"3": 10, "7": 20}),
@@ -42,7 +41,7 @@ STAGES: dict[str, tuple[tuple[int, ...], dict[str, int]]] = {
 """Architecture -> (shape of a sample, name of the layer that ends a stage -> channels)."""
 
 
-def body_of(arch: str, shape: tuple[int, ...]) -> nn.Module:
+def body_of(arch, shape):
     return build_model(arch, input_shape=shape, num_classes=4, feature_dim=16, seed=1).body
 
 

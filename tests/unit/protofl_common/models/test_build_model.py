@@ -8,7 +8,6 @@ from protofl_common.config import architectures as net
 from protofl_common.config.options import SettingsError
 from protofl_common.models.bodies import CNN_PLANS, SIGNAL, TABLE, TEXT, VISION
 from protofl_common.models.build import build_model, check_model, copied
-from protofl_common.models.split import SplitModel
 from tests.support.models import CLASSES, DIM, assert_it_learns, build
 
 SMALL = [*CNN_PLANS, *TABLE]
@@ -20,7 +19,7 @@ def _seeded():
     torch.manual_seed(0)
 
 
-def assert_shapes(arch: str, channels: int, size: int, built_for: int) -> None:
+def assert_shapes(arch, channels, size, built_for):
     """Check the shapes of features and logits of two images of ``size`` pixels a side.
 
     The network, built for images of ``built_for`` pixels, has shapes only (PyTorch's meta device).
@@ -170,12 +169,12 @@ SHAPES = {"table3": (13,), "signal3": (4, 20), "text3": (9,)}
 CASES = [(arch, shape) for group, shape in SHAPES.items() for arch in net.GROUPS[group]]
 
 
-def of_vectors(arch: str, shape: tuple[int, ...]) -> SplitModel:
+def of_vectors(arch, shape):
     """Build a network for samples of this shape, which are no images."""
     return build_model(arch, input_shape=shape, num_classes=3, feature_dim=WIDTH, seed=1)
 
 
-def samples(arch: str, shape: tuple[int, ...], count: int) -> Tensor:
+def samples(arch, shape, count):
     generator = torch.Generator().manual_seed(0)
     if arch.startswith("text"):
         return torch.randint(1, net.VOCABULARY, (count, *shape), generator=generator)
@@ -280,5 +279,5 @@ def test_classifiers_of_fedtgp_are_dealt_out_independently_of_bodies():
         assert hidden == heads[client % 4]
 
 
-def resnets(*layers: int) -> tuple[str, ...]:
+def resnets(*layers):
     return tuple(f"resnet{n}-imagenet-stem" for n in layers)

@@ -1,13 +1,12 @@
 """Updating wide linear weights inside backward is torch.optim.SGD, to the rounding."""
 
-from collections.abc import Callable
 from contextlib import nullcontext
 from copy import deepcopy
 from functools import partial
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from protofl_common.models import fused_linear
 from protofl_common.models.build import build_model
@@ -25,7 +24,7 @@ def _small_blocks(monkeypatch):
     monkeypatch.setattr(fused_linear, "BLOCK_FROM", 32 * 50)
 
 
-def small_model(dtype: torch.dtype = torch.float64) -> SplitModel:
+def small_model(dtype=torch.float64):
     """Return the same network at every call; its first two layers differ in their bias."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -40,15 +39,13 @@ def small_model(dtype: torch.dtype = torch.float64) -> SplitModel:
         return SplitModel(body, nn.Linear(6, 4)).to(dtype)
 
 
-def prototype_loss(model: SplitModel, x: Tensor, y: Tensor, prototypes: Tensor) -> Tensor:
+def prototype_loss(model, x, y, prototypes):
     """Return a loss that depends on features and logits, as FedProto's does."""
     z = model.body(x)
     return nn.functional.cross_entropy(model.head(z), y) + nn.functional.mse_loss(z, prototypes[y])
 
 
-def train(
-    model: SplitModel, settings: Settings, fused: bool, rounds: int = 2
-) -> torch.optim.Optimizer:
+def train(model, settings, fused, rounds=2):
     """Take 50 steps in ``rounds`` rounds with one optimizer, which is returned."""
     generator = torch.Generator().manual_seed(1)
     dtype = model.head.weight.dtype
@@ -86,7 +83,7 @@ def test_fifty_steps_are_sgds(dtype, tolerance, momentum, weight_decay):
     assert unchanged(ours, start) == set()
 
 
-def unchanged(model: SplitModel, start: dict[str, Tensor]) -> set[str]:
+def unchanged(model, start):
     """Return the names of the weights that are as they were at the ``start``."""
     return {key for key, value in model.state_dict().items() if torch.equal(value, start[key])}
 
@@ -144,7 +141,7 @@ def test_evaluation_takes_the_ordinary_path(mode, monkeypatch):
                 model(x)
 
 
-OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
+OPTIMIZERS = {
     "adam": lambda m: torch.optim.Adam(m.parameters()),
     "nesterov": lambda m: torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9, nesterov=True),
     "dampened": lambda m: torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9, dampening=0.1),

@@ -1,10 +1,8 @@
 """Heads: the directions of a frozen last layer, and that it stays what it is."""
 
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from protofl_common.basics.seeding import derive_seed
 from protofl_common.experiment.settings import Settings, default_run_config
@@ -13,27 +11,24 @@ from protofl_common.models.fused_linear import fused_linears
 from protofl_common.models.split import (
     HiddenHead,
     LinearHead,
-    SplitModel,
     class_directions,
     first_layer,
 )
 from tests.support.fakes import server_of
 
 
-def build(
-    arch: str, head: str, seed: int = 0, head_seed: int | None = None, classes: int = 10
-) -> SplitModel:
-    sizes: dict[str, Any] = {"input_shape": (1, 28, 28), "num_classes": classes, "feature_dim": 512}
+def build(arch, head, seed=0, head_seed=None, classes=10):
+    sizes = {"input_shape": (1, 28, 28), "num_classes": classes, "feature_dim": 512}
     return build_model(arch, **sizes, seed=seed, head=head, head_seed=head_seed)
 
 
-def head_alone(arch: str, head: str) -> Any:
+def head_alone(arch, head):
     """Return the head that a server trains; the input shape () stands for no body."""
     settings = Settings.from_run_config({**default_run_config(), "head": head, "feature-dim": 512})
     return initial_model(arch, (), 10, settings.model, 3, "global").head
 
 
-def cosines(rows: Tensor) -> Tensor:
+def cosines(rows):
     """Return the cosines of all pairs of rows, which must have length 1."""
     torch.testing.assert_close(rows.norm(dim=1), torch.ones(len(rows)))
     return (rows @ rows.T)[torch.triu(torch.ones(len(rows), len(rows), dtype=torch.bool), 1)]

@@ -8,7 +8,6 @@ from __future__ import annotations
 import sys
 from itertools import pairwise
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -19,7 +18,6 @@ from torchvision import models as torchvision
 from protofl_common.config.python_names import is_python_name
 from protofl_common.experiment.settings import Settings, SettingsError, default_run_config
 from protofl_common.models.build import build_model
-from protofl_common.models.split import SplitModel
 
 pytestmark = pytest.mark.slow  # most of these tests build networks of millions of weights
 
@@ -39,12 +37,12 @@ GoogLeNet's are those without auxiliary heads.
 """
 
 
-def build(arch: str, dim: int, channels: int = 3, classes: int = 10, size: int = 32) -> SplitModel:
+def build(arch, dim, channels=3, classes=10, size=32):
     shape = (channels, size, size)
     return build_model(arch, input_shape=shape, num_classes=classes, feature_dim=dim, seed=0)
 
 
-def count(arch: str, dim: int, channels: int = 3, classes: int = 1000, size: int = 32) -> int:
+def count(arch, dim, channels=3, classes=1000, size=32):
     """Return how many parameters a network has."""
     with torch.device("meta"):  # shapes only
         model = build(arch, dim, channels, classes, size)
@@ -187,7 +185,7 @@ def test_googlenet_keeps_its_third_pool_wherever_there_is_something_to_pool():
         assert isinstance(build("googlenet", 8, size=size).body[-2].maxpool3, pooled)
 
 
-def linear(*widths: int) -> int:
+def linear(*widths):
     """Return the weights and biases of linear layers from the first width to the last."""
     return sum(before * after + after for before, after in pairwise(widths))
 
@@ -239,7 +237,7 @@ def test_mnist_cnn_is_the_published_function():
     torch.testing.assert_close(body(x), z)
 
 
-SHAPE: dict[str, Any] = {"num_classes": 7, "feature_dim": 16, "seed": 1}
+SHAPE = {"num_classes": 7, "feature_dim": 16, "seed": 1}
 
 
 @pytest.mark.parametrize("arch", ["resnet18", "googlenet", "mobilenet_v3_small"])

@@ -1,7 +1,6 @@
 """The accountant against Google's dp-accounting, and against arithmetic by hand."""
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -36,7 +35,7 @@ def dp_accounting():
     return pytest.importorskip("dp_accounting")
 
 
-def composed(dp_accounting: Any, accountant: Any, mechanisms: list[Mechanism]) -> float:
+def composed(dp_accounting, accountant, mechanisms):
     """Return the ε that an accountant of dp-accounting has for these mechanisms."""
     for mechanism in mechanisms:
         gaussian = dp_accounting.GaussianDpEvent(mechanism.noise)
@@ -64,16 +63,15 @@ def test_epsilon_is_never_below_the_tight_one(mechanisms, dp_accounting):
 
 WHOLE = np.arange(-4000, 4001)
 FEW_ORDERS = [order for order in ORDERS if order <= 32]
-Chances = np.ndarray[Any, np.dtype[np.float64]]
 
 
-def log_discrete_gaussian(deviation: float, middle: int) -> Chances:
+def log_discrete_gaussian(deviation, middle):
     """Return the logarithms of its chances at the `WHOLE` numbers, around ``middle``."""
     exponents = -((WHOLE - middle) ** 2) / (2 * deviation**2)
     return np.asarray(exponents - np.logaddexp.reduce(exponents))
 
 
-def divergence(log_p: Chances, log_q: Chances, order: int) -> float:
+def divergence(log_p, log_q, order):
     """Return the Rényi divergence of P from Q."""
     terms = order * log_p + (1 - order) * log_q
     return float(np.logaddexp.reduce(terms)) / (order - 1)

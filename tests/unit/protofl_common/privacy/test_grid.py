@@ -7,9 +7,6 @@ import pytest
 import torch
 from torch import nn
 
-from protofl_common.config.architectures import GAUSSIAN_HEADS
-from protofl_common.maths.gaussian import ClassMoments
-from protofl_common.privacy import release
 from protofl_common.privacy.grid import STEPS, to_steps, whole_noise
 
 
@@ -69,19 +66,3 @@ def test_every_pattern_of_the_lowest_bits_is_as_likely_as_any_other(low_bits):
     freedom = patterns - 1
 
     assert chi_square < freedom + 5 * math.sqrt(2 * freedom)
-
-
-@pytest.mark.parametrize("head", GAUSSIAN_HEADS)
-def test_class_moments_leave_as_whole_numbers_of_their_steps(head):
-    """They are whole once multiplied by the number of samples, as the moments are means."""
-    torch.manual_seed(2)
-    clip, noise, samples = 3.0, 4.0, 60
-    features = torch.randn(samples, 6) * 4
-    labels = torch.arange(samples) % 3
-    moments = ClassMoments(3, 6, head)
-
-    release.private_moments(moments, features, labels, clip, noise, release.fresh_draw())
-
-    for name, value in moments.named_buffers():
-        steps = value * samples / release.unit_of_moments(name, clip)
-        torch.testing.assert_close(steps, steps.round(), rtol=0, atol=1e-3)

@@ -2,7 +2,6 @@
 
 import hashlib
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,18 +20,18 @@ from protofl_common.privacy import sums as summing
 from protofl_common.privacy.shares import SHARE
 from protofl_common.wire.payloads import Payload, template_of
 from protofl_common.wire.records import SECAGG, Report, digest_of_message
-from protofl_common.wire.schema import Counts, Declared, Limits, RefusedMessage, Vectors, Weights
+from protofl_common.wire.schema import Counts, Limits, RefusedMessage, Vectors, Weights
 
 THIS = masks.SumName("signature", 4711, "fedavg", 2)
 
 
 # -- masks ----------------------------------------------------------------------------------------
-def secrets_of(clients: int) -> dict[str, bytes]:
+def secrets_of(clients):
     """Return each site's three private keys of 32 bytes, always the same ones."""
     return {f"site-{i}": hashlib.shake_256(bytes([i])).digest(96) for i in range(clients)}
 
 
-def keys_of(secrets: dict[str, bytes]) -> dict[str, bytes]:
+def keys_of(secrets):
     return {site: masks.public_of(secret) for site, secret in secrets.items()}
 
 
@@ -42,7 +41,7 @@ class MaskedSum:
     ``sent`` are the masked vectors; ``own_masks`` those that a site shares among the others.
     """
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.vectors = np.random.default_rng(0).integers(0, 2**64, (4, 50), dtype=np.uint64)
         self.secrets = secrets_of(4)
         self.keys = keys_of(self.secrets)
@@ -55,7 +54,7 @@ class MaskedSum:
             ]
         )
 
-    def masked(self, number: int, received: str) -> np.ndarray:
+    def masked(self, number, received):
         """Return what a site sends. Its masks depend on what it has ``received`` (a digest)."""
         site = self.sites[number]
         secret = self.secrets[site]
@@ -89,7 +88,7 @@ def test_the_secret_of_an_absent_site_takes_its_masks_away():
     assert np.array_equal(total, study.vectors[:3].sum(axis=0))
 
 
-def p_if_uniform(values: np.ndarray) -> float:
+def p_if_uniform(values):
     """Return the p-value of a χ² test that all 256 bytes are equally likely."""
     frequencies = np.bincount(np.frombuffer(values.tobytes(), np.uint8), minlength=256)
     return float(chisquare(frequencies).pvalue)
@@ -275,15 +274,15 @@ BN = {
     "bn.num_batches_tracked": torch.tensor(3),
 }
 LIMITS = Limits(5, 3, max_norm=1e4, weights={"weights": template_of(BN)})
-UP: Declared = {"weights": Weights(), "prototypes": Vectors(counts=True), "label_counts": Counts()}
+UP = {"weights": Weights(), "prototypes": Vectors(counts=True), "label_counts": Counts()}
 values = st.floats(-200, 200, width=32)
 
 
 @st.composite
-def uploads(draw: st.DrawFn) -> tuple[Payload, int]:
+def uploads(draw):
     """Draw what a client sends, and its number of training samples."""
 
-    def numbers(length: int) -> torch.Tensor:
+    def numbers(length):
         return torch.tensor(draw(st.lists(values, min_size=length, max_size=length)))
 
     labels = torch.tensor(draw(st.lists(st.integers(0, 4), unique=True, max_size=5))).long()
@@ -432,7 +431,7 @@ def test_without_counts_a_class_has_at_most_a_vote_of_each_site(votes):
 NAMES = summing.figure_names(("total",), {"head/auc"})
 
 
-def means_of(*reports: tuple[Report, int]) -> Any:
+def means_of(*reports):
     """Return the figures that the server has of three sites' reports.
 
     Each report comes with the number of the site's training samples.

@@ -196,9 +196,7 @@ PARTS = {"shares": 1 / 6, "first": 4 / 6, "second": 1 / 6}
 Rows = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
 
-def released(
-    x_NF: torch.Tensor, labels_N: torch.Tensor, head: str, clip: float, noise: float
-) -> dict[str, Rows]:
+def released(x_NF, labels_N, head, clip, noise):
     """Return what a client releases of N samples with F features, as sums in units of ``clip``.
 
     Second moments that are a triangle of a matrix become the whole matrix.

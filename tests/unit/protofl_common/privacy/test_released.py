@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from protofl_common.config.options import SettingsError
-from protofl_common.maths.prototypes import Prototypes, class_means
+from protofl_common.maths.prototypes import class_means
 from protofl_common.privacy.release import (
     large_counts,
     large_enough,
@@ -20,7 +20,7 @@ FEATURES = torch.arange(24.0).reshape(12, 2) / 9
 LABELS = torch.arange(12) % 3
 
 
-def noisy() -> Prototypes:
+def noisy():
     """Return class means with noise, the same ones at every call."""
     return private_class_means(FEATURES, LABELS, 3, 1.0, 0.01, np.random.default_rng(0))
 

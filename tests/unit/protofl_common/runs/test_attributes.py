@@ -1,6 +1,5 @@
 """What of a half lives on: every kind of attribute through a file, into a freshly built owner."""
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,7 +28,7 @@ KEPT = (
 class Half:
     """An algorithm's half with an attribute of each kind that can be kept over rounds."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
         self.parameter = nn.Parameter(torch.zeros(4))
         self.tensor = torch.zeros(2, dtype=torch.bool)
@@ -45,7 +44,7 @@ class Half:
         dice = torch.Generator().manual_seed(0)
         self.parts: dict[str, Any] = {"critic": critic, "dice": dice, "inner": inner}
 
-    def live(self) -> None:
+    def live(self):
         """Change every attribute."""
         loss = self.model(torch.rand(5, 3)).square().sum() + (self.parameter - 1).square().sum()
         loss.backward()
@@ -66,11 +65,11 @@ class Half:
         }
 
 
-def some_prototypes(rows: int) -> Prototypes:
+def some_prototypes(rows):
     return Prototypes(torch.rand(rows, 4), torch.arange(rows))
 
 
-def handed_over(source: Any, target: Any, names: tuple[str, ...], folder: Path) -> None:
+def handed_over(source, target, names, folder):
     """Write the attributes of ``source`` into a file, and restore those of ``target`` from it."""
     file = folder / "state.safetensors"
     write_tensors(file, pack_attributes(source, names), {"format": "test"})
@@ -78,7 +77,7 @@ def handed_over(source: Any, target: Any, names: tuple[str, ...], folder: Path) 
     restore_attributes(target, names, entries)
 
 
-def assert_same(found: Any, wanted: Any) -> None:
+def assert_same(found, wanted):
     """``found`` equals ``wanted``, tensors in their type too."""
     match wanted:
         case Prototypes():
@@ -129,11 +128,11 @@ def test_every_kind_of_attribute_survives_a_file(tmp_path):
     assert_same_state(fresh.parts["inner"]["optimizer"], lived.parts["inner"]["optimizer"])
 
 
-def assert_same_state(one: torch.optim.Optimizer, other: torch.optim.Optimizer) -> None:
+def assert_same_state(one, other):
     assert_same(one.state_dict()["state"], other.state_dict()["state"])
 
 
-def assert_same_draws(one: torch.Generator, other: torch.Generator) -> None:
+def assert_same_draws(one, other):
     assert torch.equal(torch.rand(4, generator=one), torch.rand(4, generator=other))
 
 

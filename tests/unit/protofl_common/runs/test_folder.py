@@ -10,7 +10,7 @@ from protofl_common.runs.folder import RunFolder
 from tests.support.harness import run_config, run_federation
 
 
-def margin_row(number: int) -> folder.MarginRow:
+def margin_row(number):
     """Return the margins of round ``number``: of two classes, one of which has none."""
     return {"round": number, "global": [1.0, None], "clients": {"λ": [None, 0.5]}}
 

@@ -1,8 +1,5 @@
 """Figures over clients: by hand, and in a run's files. And what looks odd in data or outcome."""
 
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -64,14 +61,12 @@ def test_human_units():
     assert times == ["1.2s", "42s", "1m15s", "1h02m"]
 
 
-def evaluated(
-    after: int, tested: float, validated: float | None = None, asked: int = 4
-) -> dict[str, Any]:
+def evaluated(after, tested, validated=None, asked=4):
     """Return the row of an evaluation ``after`` a round, with its mean accuracies by head.
 
     ``tested`` is that on test data, ``validated`` that on validation data; all ``asked`` answered.
     """
-    row: dict[str, Any] = {
+    row = {
         "asked": asked,
         "valid": asked,
         "evaluated-after-round": after,
@@ -124,7 +119,7 @@ def test_where_some_may_lie_a_round_of_few_sites_is_never_the_best():
     assert best_of(rows, "head") == {"mean": 0.5, "after-round": 0, "chosen-on": "test"}
 
 
-def result(algo: str, **clients: float) -> Any:
+def result(algo, **clients):
     """Return the summary of a run, with the accuracy of each of its ``clients``."""
     return {
         "settings": {"algo": algo},
@@ -192,7 +187,7 @@ def test_metrics_reach_rows_summary_and_tables(tmp_path):
 
 
 # -- doubts ---------------------------------------------------------------------------------------
-def written(tmp_path: Path, labels: list[str]) -> dict[str, Any]:
+def written(tmp_path, labels):
     """Return the config of a run on samples with these labels, whose inputs say nothing of them.
 
     With that learning rate, the model stays what it was.

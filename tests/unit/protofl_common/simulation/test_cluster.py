@@ -1,7 +1,6 @@
 """A client's folder that travels, and a cluster that is not there. `tests/system` has one."""
 
 import os
-from pathlib import Path
 
 import pytest
 
@@ -11,7 +10,7 @@ from protofl_common.simulation.machine import CLUSTER, engine_for
 from tests.support.processes import free_port
 
 
-def content_of(folder: Path) -> dict[str, bytes]:
+def content_of(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 

@@ -2,7 +2,6 @@
 
 import json
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from flwr.app import Error
@@ -17,9 +16,9 @@ SIGNATURE = "0f" * 64
 HONEST = {"text": "denied", "kind": "waiting", "site": "north", "signature": SIGNATURE}
 
 
-def read(reason: str) -> Refusal:
+def read(reason):
     """Return what is read of an error reply with this text."""
-    reply: Any = SimpleNamespace(error=Error(2, reason))  # a true one wants a Flower run
+    reply = SimpleNamespace(error=Error(2, reason))  # a true one wants a Flower run
     return refusal_in(reply)
 
 

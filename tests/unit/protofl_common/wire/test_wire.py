@@ -26,7 +26,6 @@ from protofl_common.wire.envelope import MAX_ENVELOPE_BYTES, NAME, put_in, take_
 from protofl_common.wire.payloads import (
     RAW,
     Payload,
-    Value,
     check_size,
     declared_part,
     pack_payload,
@@ -36,8 +35,6 @@ from protofl_common.wire.payloads import (
 )
 from protofl_common.wire.schema import (
     Counts,
-    Declared,
-    Entry,
     Exchange,
     Limits,
     Moments,
@@ -51,7 +48,7 @@ from server_app.network.flower_compat import push_each
 from tests.support.attacks import raw
 from tests.support.declared import DECLARED
 
-UP: Declared = {"prototypes": Vectors(counts=True)}
+UP = {"prototypes": Vectors(counts=True)}
 LIMITS = Limits(num_classes=10, feature_dim=3, max_norm=100.0)
 LOSSES = CATALOG["fedproto"].reported_losses
 CARD = records.SiteCard(
@@ -62,7 +59,7 @@ REPORT = records.Report(
 )
 
 
-def honest() -> RecordDict:
+def honest():
     """Return a reply of two prototypes and a report, as `UP` declares them."""
     means = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
     prototypes = Prototypes(means, labels=torch.tensor([7, 2]), counts=torch.tensor([5, 9]))
@@ -71,7 +68,7 @@ def honest() -> RecordDict:
     return content
 
 
-def some_value(entry: Entry) -> Value:
+def some_value(entry):
     """Return a value that fits an entry's declaration, of 10 classes and 3 features."""
     match entry:
         case Vectors():
@@ -98,25 +95,21 @@ def some_value(entry: Entry) -> Value:
     raise AssertionError(entry)
 
 
-def some_payload(declared: Declared) -> Payload:
+def some_payload(declared):
     return Payload(**{name: some_value(entry) for name, entry in declared.items()})
 
 
-def assert_refused(
-    content: RecordDict, declared: Declared, said: str, limits: Limits = LIMITS
-) -> None:
+def assert_refused(content, declared, said, limits=LIMITS):
     with pytest.raises(RefusedMessage, match=said):
         unpack_payload(content, declared, limits, required=True)
 
 
-def assert_too_large(
-    content: RecordDict, declared: Declared, said: str, limits: Limits = LIMITS
-) -> None:
+def assert_too_large(content, declared, said, limits=LIMITS):
     with pytest.raises(RefusedMessage, match=said):
         check_size(content, declared, limits)
 
 
-def assert_equal(got: Payload, sent: Payload) -> None:
+def assert_equal(got, sent):
     """Compare all entries, to the last bit."""
     assert got.entries.keys() == sent.entries.keys()
     for name in sent.entries:
@@ -128,7 +121,7 @@ def assert_equal(got: Payload, sent: Payload) -> None:
             assert torch.equal(got_tensors[key], tensor)
 
 
-def tensors_of(payload: Payload, name: str) -> dict[str, torch.Tensor]:
+def tensors_of(payload, name):
     """Return every tensor of an entry by a name that tells it from the others."""
     found = {**(payload.weights(name) or {}), "of classes": payload.counts(name)}
     for number, prototypes in enumerate((payload.vectors(name), *payload.sets(name))):
@@ -203,7 +196,7 @@ def test_class_probabilities_that_are_none_are_refused(wrong):
     assert_refused(content, declared, "outputs that are not class probabilities")
 
 
-BAD_ARRAYS: dict[str, tuple[str, Array, str]] = {
+BAD_ARRAYS = {
     "wrong rank": ("means", raw(np.zeros(6, np.float32)), "shape 6 instead of 6×3"),
     "numpy file format": ("means", Array(np.zeros((2, 3), np.float32)), "numpy.ndarray"),
     "truncated": ("means", Array("float32", (2, 3), RAW, b"1234"), "4 bytes do not fill"),
@@ -289,7 +282,7 @@ def test_bad_local_sets_are_refused(array, values, said):
     assert_refused(content, declared, re.escape(said))
 
 
-BODY: Declared = {"weights": Weights(parts=("body.",))}
+BODY = {"weights": Weights(parts=("body.",))}
 BODY_LIMITS = Limits(10, 3, weights={"weights": {"body.w": ("float32", (2, 2))}})
 
 
@@ -372,7 +365,7 @@ def test_entries_of_one_kind_under_several_names():
     assert received.entries.keys() == {"prototypes", "logits"}
 
 
-COUNTS: Declared = {"label_counts": Counts()}
+COUNTS = {"label_counts": Counts()}
 
 
 @pytest.mark.parametrize("numbers", [[3] * 9 + [-1], [0] * 10])
@@ -427,7 +420,7 @@ def test_a_report_with_an_undeclared_name_cannot_be_packed():
             records.pack_report(records.Report(2, 3, 3, *groups), LOSSES)
 
 
-def changed(**entries: float | int | list[int]) -> RecordDict:
+def changed(**entries):
     """Return a report with these entries replaced or added; ``a__b`` stands for ``a.b``."""
     record = records.pack_report(REPORT, LOSSES)
     for name, value in entries.items():
@@ -542,14 +535,14 @@ def test_malformed_instructions_are_refused():
 
 # -- updates --------------------------------------------------------------------------------------
 
-CHANGES: Declared = {"weights": Update()}
+CHANGES = {"weights": Update()}
 CHANGES_LIMITS = Limits(
     10, 3, weights={"weights": {"w": ("float32", (4, 3, 2)), "seen": ("int64", (5, 5))}}
 )
 SEEN = torch.ones(5, 5, dtype=torch.int64)
 
 
-def unpack_change(**arrays: torch.Tensor) -> Payload:
+def unpack_change(**arrays):
     """What a server reads of an update with these arrays; ``w__left`` stands for ``w:left``."""
     weights = {name.replace("__", ":"): value for name, value in arrays.items()}
     content = pack_payload(Payload(weights=weights), CHANGES)
@@ -649,7 +642,7 @@ def test_a_name_that_is_not_declared_is_an_error_and_not_an_entry_that_was_not_s
         received.weights("updat")
 
 
-def some_content(numbers: int = 6) -> RecordDict:
+def some_content(numbers=6):
     """Return a record of each kind, with a value of each kind, and so many ``numbers``."""
     values = {"name": "run", "on": True, "keys": b"\0\1", "shape": [1, 2], "none": list[str]()}
     weights = Array(np.arange(numbers, dtype=np.float32))

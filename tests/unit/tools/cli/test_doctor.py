@@ -3,7 +3,6 @@
 import json
 import re
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,44 +10,43 @@ import pytest
 
 from protofl_common.tools.cli import doctor, main
 from tests.support.commands import output
-from tests.support.given import Patch, Printed
-
-Plant = Callable[[Patch, Path], list[str]]
-"""Plants a fault; returns what to ask the doctor."""
 
 
-def attribute(name: str, value: object) -> Plant:
-    """Return a fault: another value of something in the doctor's module."""
+def attribute(name, value):
+    """Return a fault: another value of something in the doctor's module.
 
-    def plant(patch: Patch, folder: Path) -> list[str]:
+    A fault is a function that plants it and returns what to ask the doctor.
+    """
+
+    def plant(patch, folder):
         patch.setattr(doctor, name, value)
         return []
 
     return plant
 
 
-def asked(*words: str) -> Plant:
+def asked(*words):
     """Return a fault that lies in what the doctor is asked; FOLDER stands for the test's folder."""
     return lambda patch, folder: [word.replace("FOLDER", str(folder)) for word in words]
 
 
-def no_torch(patch: Patch, folder: Path) -> list[str]:
+def no_torch(patch, folder):
     patch.setitem(sys.modules, "torch", None)
     return []
 
 
-def another_flower(patch: Patch, folder: Path) -> list[str]:
+def another_flower(patch, folder):
     patch.delattr("flwr.supernode.runtime.run_clientapp.push_task_output")
     return []
 
 
-def written(name: str, text: str, *words: str, **places: str) -> Plant:
+def written(name, text, *words, **places):
     """Return a fault that lies in a file of FOLDER; the doctor is asked ``words``.
 
     ``places``: a constant of the doctor's module, such as PROC, -> its place in FOLDER.
     """
 
-    def plant(patch: Patch, folder: Path) -> list[str]:
+    def plant(patch, folder):
         (folder / name).write_text(text)
         for attribute, path in places.items():
             patch.setattr(doctor, attribute, folder / path)
@@ -69,7 +67,7 @@ LEFT = {  # process -> its parent, its words, its FLWR_HOME
 }
 
 
-def left_running(patch: Patch, folder: Path) -> list[str]:
+def left_running(patch, folder):
     """Write a folder /proc of processes, of which two are left in our FLWR_HOME.
 
     That are 4711 and 4712, whose parent is process 1: what started them has ended.
@@ -92,7 +90,7 @@ PATIENTS = "a,label,client,split\n1,x,P,train\n2,y,P,test\n3,y,Q,train\n4,x,Q,te
 OF_PATIENTS = ("dataset=arrays", "data-dir=FOLDER/p.csv", "cache-dir=FOLDER")
 BOTH_SIDES = "both trained on and tested"
 CORRECT = "correct that setting"
-FAULTS: dict[str, tuple[Plant, str, str, str]] = {
+FAULTS = {
     "an old Flower": (attribute("requires", lambda name: ["flwr<1.0"]),
         "wrong", "is not <1.0", "-m pip install 'flwr<1.0'"),
     "a package that is missing": (attribute("requires", lambda name: ["nonesuch>=2"]),
@@ -142,7 +140,7 @@ def well(monkeypatch, tmp_path):
     monkeypatch.setattr(doctor, "RAY_NOTE", tmp_path / "none")
 
 
-def findings(capsys: Printed, *words: str) -> tuple[int, list[dict[str, str]]]:
+def findings(capsys, *words):
     """Return the doctor's exit status and its findings."""
     status = main(["doctor", *words, "--json"])
     return status, json.loads(capsys.readouterr().out)["findings"]

@@ -5,8 +5,6 @@ import math
 import os
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
 from scipy import stats
@@ -17,7 +15,6 @@ from protofl_common.runs.folder import SUMMARY
 from protofl_common.tools.tables.groups import ABOUT_P, Estimate, holm
 from tests.support.commands import cells_of, output, told
 from tests.support.fakes import write_run
-from tests.support.given import Printed
 
 LOCAL = [0.50, 0.58, 0.53, 0.61]
 OURS = [0.55, 0.60, 0.59, 0.66]
@@ -29,15 +26,7 @@ def wide(monkeypatch):
     monkeypatch.setenv("COLUMNS", "250")
 
 
-def write(
-    folder: Path,
-    algo: str,
-    accuracies: list[float],
-    first_seed: int = 1,
-    division: int = 1,
-    clients: int = 1,
-    **settings: Any,
-) -> list[Path]:
+def write(folder, algo, accuracies, first_seed=1, division=1, clients=1, **settings):
     """Write a run for each accuracy, of the seeds from ``first_seed`` on; return their folders.
 
     ``division`` stands for the digest of how the data were divided.
@@ -52,12 +41,12 @@ def write(
     return folders
 
 
-def edit_summary(run: Path, **changes: Any) -> None:
+def edit_summary(run, **changes):
     summary = json.loads((run / SUMMARY).read_text())
     (run / SUMMARY).write_text(json.dumps(summary | changes))
 
 
-def compared(capsys: Printed, *arguments: object) -> list[dict[str, Any]]:
+def compared(capsys, *arguments):
     """Return the groups that ``protofl compare`` makes of these folders; the best stands first."""
     return told(capsys, "compare", *map(str, arguments))["groups"]
 
@@ -204,7 +193,7 @@ def test_p_is_corrected_for_the_number_of_comparisons(tmp_path, capsys):
         assert p_cells(printed, name) == [f"{p_fedproto:.3f}", f"{3 * p_fedproto:.3f}"]
 
 
-def p_cells(printed: str, name: str) -> list[str]:
+def p_cells(printed, name):
     """Return the two p of a group in the printed table, without and with correction."""
     (row,) = [row for row in cells_of(printed) if row[0] == name and len(row) == 9]
     return row[6:8]

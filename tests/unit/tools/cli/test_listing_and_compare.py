@@ -20,7 +20,6 @@ from protofl_common.tools.cli import main, program
 from protofl_common.wire.schema import Exchange, Weights
 from tests.support.commands import cells_of, output, told
 from tests.support.fakes import row, write, write_run
-from tests.support.given import Printed
 
 
 @pytest.fixture(autouse=True)
@@ -59,7 +58,7 @@ def test_an_output_that_takes_ascii_only_gets_question_marks(monkeypatch):
     assert b"MNIST, 28?28 grey" in printed.getvalue()  # for 28×28
 
 
-def listed_algorithms(capsys: Printed) -> str:
+def listed_algorithms(capsys):
     """Return what ``protofl list algorithms`` prints, as one line."""
     main(["list", "algorithms"])
     return " ".join(capsys.readouterr().out.split())

@@ -4,18 +4,17 @@ import re
 import sys
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import get_type_hints
 
 import numpy as np
 import pytest
 from rich.console import Console
 
-from protofl_common.config.options import Config, SettingsError, key_of
+from protofl_common.config.options import SettingsError, key_of
 from protofl_common.config.sections import SECTIONS
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.settings import Settings, default_run_config, known_keys
 from protofl_common.runs.events import (
-    Event,
     Failed,
     Finished,
     RoundDone,
@@ -30,7 +29,6 @@ from protofl_common.tools.cli import main, run
 from protofl_common.tools.cli.run import Screen
 from tests.support.commands import output
 from tests.support.fakes import row
-from tests.support.given import Printed
 
 
 @pytest.fixture
@@ -55,7 +53,7 @@ def attempts(monkeypatch, tmp_path):
     return attempts
 
 
-def federation_of(clients: int) -> Config:
+def federation_of(clients):
     return {"num-supernodes": clients, "client-resources-num-cpus": 1}
 
 
@@ -125,7 +123,7 @@ def test_as_many_clients_as_the_data_name(options, clients, attempts, tmp_path):
     assert federation["num-supernodes"] == clients
 
 
-def run_of_arrays(folder: Path) -> list[str]:
+def run_of_arrays(folder):
     places = [f"data-dir={folder / 'mine.npz'}", f"cache-dir={folder / 'cache'}"]
     return ["run", "dataset=arrays", *places]
 
@@ -302,7 +300,7 @@ next: protofl list
 """.strip().splitlines()
 
 
-def shown(events: list[Event], capsys: Printed, **options: Any) -> list[str]:
+def shown(events, capsys, **options):
     """Return the lines that a screen shows of a run's events, and of its end if it is good."""
     with Screen(**options) as screen:
         for event in events:

@@ -2,8 +2,6 @@
 
 import json
 import re
-from pathlib import Path
-from typing import Any
 
 import jsonschema
 import pytest
@@ -13,12 +11,12 @@ from protofl_common.config.options import SettingsError
 from protofl_common.experiment.settings import default_run_config, to_run_config
 from protofl_common.tools.cli import main
 from protofl_common.tools.cli.table import _shard, execute
-from protofl_common.tools.tables.plan import Run, Runs, plan
+from protofl_common.tools.tables.plan import Runs, plan
 from protofl_common.tools.tables.search import check_search
 from protofl_common.tools.tables.spec import read_table
 from tests.support import launches
 from tests.support.commands import SCHEMA
-from tests.support.fakes import Accuracies, write_run
+from tests.support.fakes import write_run
 from tests.support.harness import CACHE, run_federation
 
 TABLE = """
@@ -50,7 +48,7 @@ def table(tmp_path):
     return written(tmp_path)
 
 
-def written(folder: Path) -> Path:
+def written(folder):
     """Write the table into a folder of its own; return its path."""
     folder.mkdir(exist_ok=True)
     path = folder / "tuned.yaml"
@@ -58,11 +56,11 @@ def written(folder: Path) -> Path:
     return path
 
 
-def is_trial(run: Run) -> bool:
+def is_trial(run):
     return run.settings.run.seed in (11, 12)  # `TABLE`'s trial-seeds
 
 
-def lr_of(run: Run) -> float:
+def lr_of(run):
     return run.settings.training.lr
 
 
@@ -72,16 +70,16 @@ class Launcher(launches.Launcher):
     The smaller ``lr`` is, the better is a run on validation data, and the worse on test data.
     """
 
-    def __init__(self, silent: launches.Which = launches.none, **options: Any) -> None:
+    def __init__(self, silent=launches.none, **options):
         """Runs that are ``silent`` have no figure on validation data."""
         super().__init__(**options)
         self.silent = silent
 
-    def finish(self, run: Run, folder: Path) -> None:
+    def finish(self, run, folder):
         clients = int(run.federation["num-supernodes"])
-        others: Accuracies = {str(site): {"head": 0.0} for site in range(1, clients)}
+        others = {str(site): {"head": 0.0} for site in range(1, clients)}
 
-        def both_evaluations(accuracy: float) -> list[Accuracies]:
+        def both_evaluations(accuracy):
             """Return client 0's accuracy in two evaluations, of which the first is better."""
             return [{"0": {"head": accuracy}}, {"0": {"head": accuracy / 2}}]
 
@@ -92,19 +90,19 @@ class Launcher(launches.Launcher):
         write_run(folder, to_run_config(run.settings), tested, validation=validated)
 
 
-def search(path: Path, launcher: Launcher, shard: str = "1/1") -> int:
+def search(path, launcher, shard="1/1"):
     """Make a table with ``--search``; return the exit status."""
     spec = read_table(path)
     cells = plan(spec)
     check_search(spec, cells)
     out = path.parent
     trials = Runs(out / "trials", patience=-1)
-    options: dict[str, Any] = {"trials": trials, "shard": _shard(shard)}
+    options = {"trials": trials, "shard": _shard(shard)}
     console = Console(quiet=True)
     return execute([(spec, cells)], Runs(out / "runs"), launcher, out, console, **options)
 
 
-def cells_of(path: Path) -> dict[str, Any]:
+def cells_of(path):
     """Return the cell of each row in the result."""
     content = json.loads(path.with_suffix(".json").read_text())
     return {cell["row"]: cell for cell in content["cells"]}
@@ -216,7 +214,7 @@ def test_more_trials_go_on_from_those_that_were_made(table):
     assert len([run for run in launcher.runs if run.settings.run.seed == 11]) == 2
 
 
-def is_unlucky(run: Run) -> bool:
+def is_unlucky(run):
     """Return whether this is one of the trials that a test lets fail: the best ones."""
     return is_trial(run) and lr_of(run) < 0.02
 
@@ -318,7 +316,7 @@ rows: {{Local: {{settings: {{algo: local}}}}}}
 """
 
 
-def planted_rows() -> str:
+def planted_rows():
     """Return a table of two sites whose test labels are turned round: 0 for 1 and 1 for 0.
 
     A label can be told from the sign of x.

@@ -5,8 +5,6 @@ import subprocess
 import sys
 from dataclasses import asdict, replace
 from io import StringIO
-from pathlib import Path
-from typing import Any
 
 import pytest
 from rich.console import Console
@@ -24,7 +22,6 @@ from protofl_common.tools.tables import render
 from protofl_common.tools.tables.figure import Figure, NoFigure
 from protofl_common.tools.tables.plan import (
     REMOVABLE,
-    Cell,
     Run,
     Runs,
     launch,
@@ -35,8 +32,8 @@ from protofl_common.tools.tables.plan import (
 from protofl_common.tools.tables.spec import read_table
 from tests.support import launches
 from tests.support.commands import output
-from tests.support.fakes import Accuracies, write_run
 from tests.support.fakes import row as round_row
+from tests.support.fakes import write_run
 from tests.support.launches import none
 
 TABLES = sorted((ROOT / "configs" / "tables").glob("*.yaml"))
@@ -69,25 +66,25 @@ def small(tmp_path):
     return path
 
 
-def edit(path: Path, old: str, new: str) -> None:
+def edit(path, old, new):
     """Write the small table with one part of it replaced."""
     assert old in SMALL
     path.write_text(SMALL.replace(old, new))
 
 
-def planned(path: Path, **chosen: Any) -> list[Cell]:
+def planned(path, **chosen):
     return plan(read_table(path), **chosen)
 
 
-def names_of_runs(path: Path, **overrides: Any) -> list[str]:
+def names_of_runs(path, **overrides):
     return [run.name for run in runs_of(planned(path, overrides=overrides))]
 
 
-def result(table: Path, suffix: str) -> str:
+def result(table, suffix):
     return table.with_suffix(suffix).read_text()
 
 
-def second_of_fedproto(run: Run) -> bool:
+def second_of_fedproto(run):
     return run.name.startswith("fedproto-digits-s2")
 
 
@@ -100,10 +97,10 @@ class Launcher(launches.Launcher):
     lost: tuple[str, ...] = ()  # warnings of lost replies, of all runs of ``fedproto``
     models = False
 
-    def __init__(self, broken: launches.Which = second_of_fedproto, **changes: Any) -> None:
+    def __init__(self, broken=second_of_fedproto, **changes):
         super().__init__(broken, **changes)
 
-    def finish(self, run: Run, folder: Path) -> None:
+    def finish(self, run, folder):
         if self.models:
             (folder / "clients/site-0").mkdir(parents=True)
             (folder / "checkpoints").mkdir()
@@ -116,9 +113,7 @@ class Launcher(launches.Launcher):
         write_run(folder, to_run_config(run.settings), [sites] * 3, domains, warnings=warnings)
 
 
-def run_table(
-    path: Path, launcher: Launcher, printed: StringIO | None = None, **chosen: Any
-) -> int:
+def run_table(path, launcher, printed=None, **chosen):
     """Make a table, and print to a console of 200 columns that is no terminal."""
     table = read_table(path)
     console = Console(file=printed, width=200, quiet=printed is None)
@@ -391,7 +386,7 @@ def test_a_run_of_other_settings_in_the_same_place_is_repeated(small):
 
 
 # -- how the result looks -------------------------------------------------------------------------
-def latex_lines(table: Path, suffix: str) -> list[str]:
+def latex_lines(table, suffix):
     """Return the lines of a table in LaTeX, without the spaces that align columns."""
     return [" ".join(line.split()) for line in result(table, suffix).splitlines()]
 
@@ -844,7 +839,7 @@ VALIDATED = [(0.9, 0.9, 0.9), (0.1, 0.2, 0.3), (0.6, 0.7, 0.5)]
 """On validation data the first evaluation is the best, which on test data is the worst."""
 
 
-def evaluations(heads: list[tuple[float, float, float]]) -> list[Accuracies]:
+def evaluations(heads):
     """Return the evaluations in which three sites have these accuracies by head."""
     rows = []
     for accuracies in heads:
