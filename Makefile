@@ -84,7 +84,7 @@ bench: $(BIN)/.installed  ## speed against a bare PyTorch script, and HtFLlib gi
 bench-peers: $(BIN)/.installed  ## one job in a bare loop, ProtoFL, pfl-research and Flower; DATA_DIR holds FashionMNIST/raw; needs a network once
 	$(BIN)/python -m tests.bench.peers.compare --data-dir '$(DATA_DIR)' $(ARGS)
 
-bench-gpu: $(BIN)/.installed  ## steps per second on a CUDA device, and FedTGP's server; ARGS='--at-once 1 2' or '--htfllib FOLDER'
+bench-gpu: $(BIN)/.installed  ## steps per second on a CUDA device, and FedTGP's server; ARGS='--at-once 1 2'
 	$(BIN)/python -m tests.bench.gpu $(ARGS)
 
 bench-scale: $(BIN)/.installed  ## what a client costs among 100 to 10,000; make bench-scale ARGS='100 1000:1.0'

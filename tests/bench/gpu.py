@@ -1,21 +1,19 @@
 """``make bench-gpu``: training on a GPU beside bare PyTorch, in one run.
 
-    python -m tests.bench.gpu [--device cuda] [--steps 300] [--at-once 1 4 8] [--htfllib FOLDER]
+    python -m tests.bench.gpu [--device cuda] [--steps 300] [--at-once 1 4 8]
 
 A step is FedProto's, batch 10, SGD, on inputs of the shapes of Fashion-MNIST (HtCNN8) and CIFAR-100
 (HtFE8) with random content, on which speed does not depend. Printed are steps per second: the mean
 over a group's networks (the harmonic one, that is, of a round in which each takes as many steps),
 each after a first round that warms up. ``bare``: the same network under autograd and
 ``torch.optim.SGD``, nothing else; ``ours``: as clients train. Several at once are processes of
-their own. ``HtFLlib``: a round of its own loop. Last, a round of FedTGP's server with 100 classes.
+their own. Last, a round of FedTGP's server with 100 classes.
 """
 
 import multiprocessing
 import statistics
-import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from torch.nn import functional
@@ -33,7 +31,6 @@ from protofl_common.models.split import SplitModel
 from protofl_common.wire.payloads import Payload
 from protofl_common.wire.records import Report
 from server_app.run.replies import Upload
-from tests.bench import htfllib
 from tests.bench.printing import parser_of
 from tests.support.fakes import server_of
 
@@ -141,25 +138,6 @@ def at_once(group: str, device: str, steps: int, processes: int) -> float:
     return total
 
 
-def speed_of_htfllib(library: Path, group: str, device: str, steps: int) -> float:
-    """Return the steps per second of HtFLlib's FedProto clients, one of each network.
-
-    It makes two rounds, of which the first does not count.
-    """
-    shape, classes = SHAPES[group]
-    networks = GROUPS[group]
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        for number in range(len(networks)):
-            for part, samples in (("train", steps * BATCH), ("test", BATCH)):
-                labels = torch.randint(0, classes, (samples,))
-                htfllib.write_samples(folder, part, number, torch.randn(samples, *shape), labels)
-        changes = {"device": device, "num_classes": classes, "eval_gap": 1000}
-        settings = settings_of(device, models=group)
-        seconds = htfllib.seconds(library, folder, settings, len(networks), rounds=2, **changes)
-    return len(networks) * steps / statistics.mean(seconds)
-
-
 def server_seconds(device: str, classes: int) -> float:
     """Return the seconds of a round of FedTGP's server: 100 epochs, 20 clients.
 
@@ -187,9 +165,6 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--at-once", type=int, nargs="*", default=[1, 4, 8])
     parser.add_argument("--groups", nargs="*", default=list(SHAPES), choices=list(SHAPES))
-    parser.add_argument(
-        "--htfllib", type=Path, help="folder of HtFLlib, whose own loop is measured too"
-    )
     parser.add_argument("--classes", type=int, default=100, help="of FedTGP's server")
     options = parser.parse_args()
     device = open_device(options.device, "fp32")
@@ -199,10 +174,6 @@ def main() -> None:
     )
     for group in options.groups:
         found = {"bare": speed(bare, group, options.device, options.steps)}
-        if options.htfllib:
-            found["HtFLlib"] = speed_of_htfllib(
-                options.htfllib, group, options.device, options.steps
-            )
         found["ours"] = speed(ours, group, options.device, options.steps)
         for processes in options.at_once:
             found[f"ours, {processes} at once"] = at_once(
@@ -210,11 +181,7 @@ def main() -> None:
             )
         print(f"{group}, steps per second")
         for name, rate in found.items():
-            ratios = []
-            for other in ("bare", "HtFLlib"):
-                if other in found:
-                    ratios.append(f"{rate / found[other]:6.2f} × {other}")
-            print(f"  {name:<24} {rate:8.0f} {'  '.join(ratios)}", flush=True)
+            print(f"  {name:<24} {rate:8.0f} {rate / found['bare']:6.2f} × bare", flush=True)
     for name in dict.fromkeys(("cpu", options.device)):
         seconds = server_seconds(name, options.classes)
         print(f"FedTGP's server, {options.classes} classes, {name}: {seconds:.2f} s")

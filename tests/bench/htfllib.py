@@ -20,7 +20,6 @@ from unittest.mock import MagicMock
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike
 
 from protofl_common.config.architectures import architecture_of
 from protofl_common.data import open_client_data
@@ -36,43 +35,32 @@ OPTIONS = {"dataset": DATASET, "goal": DATASET, "eval_gap": 1}
 """Options of its command line that are not a run's settings; all others keep their defaults."""
 
 
-def write_samples(
-    folder: Path, part: str, client: int, inputs: ArrayLike, labels: ArrayLike
-) -> None:
-    """Write a client's ``train`` or ``test`` samples as HtFLlib's own scripts do, compressed."""
-    path = folder / "dataset" / DATASET / part
-    path.mkdir(parents=True, exist_ok=True)
-    samples = {"x": np.asarray(inputs), "y": np.asarray(labels)}
-    np.savez_compressed(path / f"{client}.npz", data=samples)
-
-
 def write_division(folder: Path, settings: Settings, clients: int) -> None:
-    """Write the samples that these clients have in our runs, normalised as ours."""
+    """Write the samples that these clients have in our runs, normalised as ours.
+
+    They are compressed as HtFLlib's own scripts do it.
+    """
     cpu = torch.device("cpu")
     for client in range(clients):
         data = open_client_data(
             settings.data, seed=settings.run.seed, partition=client, num_partitions=clients
         )
-        train = normalised(data.train_inputs, data.mean, data.std, cpu)
-        test = normalised(data.test_inputs, data.mean, data.std, cpu)
-        write_samples(folder, "train", client, train, data.train_labels)
-        write_samples(folder, "test", client, test, data.test_labels)
+        for part in ("train", "test"):
+            inputs = getattr(data, f"{part}_inputs")
+            samples = {
+                "x": np.asarray(normalised(inputs, data.mean, data.std, cpu)),
+                "y": getattr(data, f"{part}_labels"),
+            }
+            path = folder / "dataset" / DATASET / part
+            path.mkdir(parents=True, exist_ok=True)
+            np.savez_compressed(path / f"{client}.npz", data=samples)
 
 
-def network(arch: str, channels: int = 1, side: int = 28) -> str:
-    """Return HtFLlib's Python expression for one of our networks, of HtCNN8 or HtFE8.
-
-    ``channels`` and ``side`` are those of the images; those of HtFE8 are fixed in HtFLlib.
-    """
-    if arch == "cnn4":
-        return "FedAvgCNN(in_features=3, num_classes=args.num_classes, dim=1600)"
-    if arch in CNN_PLANS:
-        plan = CNN_PLANS[arch]
-        layers = f"num_cov={len(plan.channels)}, hidden_dims={list(plan.hidden)}"
-        return f"CNN(in_features={channels}, num_classes=args.num_classes, height={side}, {layers})"
-    name = arch.removesuffix("-imagenet-stem").replace("-", "_")
-    more = ", aux_logits=False, init_weights=True" if name == "googlenet" else ""
-    return f"torchvision.models.{name}(num_classes=args.num_classes{more})"
+def network(arch: str) -> str:
+    """Return HtFLlib's Python expression for one of HtCNN8's networks, on images of 1×28×28."""
+    plan = CNN_PLANS[arch]
+    layers = f"num_cov={len(plan.channels)}, hidden_dims={list(plan.hidden)}"
+    return f"CNN(in_features=1, num_classes=args.num_classes, height=28, {layers})"
 
 
 def defaults(library: Path) -> dict[str, Any]:
@@ -89,29 +77,12 @@ def defaults(library: Path) -> dict[str, Any]:
 
 
 def seconds(
-    library: Path, folder: Path, settings: Settings, clients: int, rounds: int, **changes: Any
+    library: Path, folder: Path, settings: Settings, clients: int, rounds: int
 ) -> list[float]:
-    """Return the seconds of each round after the first, in which clients have no prototypes yet.
+    """Run HtFLlib on the samples in ``folder``; return the seconds of each round after the first.
 
-    The arguments are those of `finished`.
-    """
-    return finished(library, folder, settings, clients, rounds, **changes)["seconds"][1:]
-
-
-def finished(
-    library: Path,
-    folder: Path,
-    settings: Settings,
-    clients: int,
-    rounds: int,
-    threads: int = 0,
-    **changes: Any,
-) -> dict[str, list[float]]:
-    """Run HtFLlib on the samples in ``folder``; return the ``seconds`` of each of its rounds.
-
-    Beside them stands the ``accuracy`` before each round. Its process takes so many ``threads``,
-    or, with 0, as many as PyTorch chooses, whatever this process is allowed. ``changes`` are of
-    HtFLlib's options.
+    In the first one clients have no prototypes yet. Its process takes as many threads as PyTorch
+    chooses, whatever this process is allowed.
     """
     hparams = settings.hparams
     training = settings.training
@@ -137,25 +108,23 @@ def finished(
         "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1",  # it stores whole modules
     }
     environment.pop("OMP_NUM_THREADS", None)
-    if threads:
-        environment["OMP_NUM_THREADS"] = str(threads)
     place = folder / "system"
     place.mkdir(exist_ok=True)
-    text = json.dumps(defaults(library) | OPTIONS | options | changes)
+    text = json.dumps(defaults(library) | OPTIONS | options)
     command = [sys.executable, "-m", "tests.bench.htfllib", text]
     done = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    return json.loads(done.stdout.splitlines()[-1])[1:]
 
 
-def run(options: dict[str, Any]) -> dict[str, list[float]]:
-    """Be HtFLlib's process: return a run's seconds by round, and the test accuracy before each."""
+def run(options: dict[str, Any]) -> list[float]:
+    """Be HtFLlib's process: return a run's seconds by round."""
     sys.modules["h5py"] = MagicMock()  # for its file of results, which is not needed
     module, name = SERVERS[options["algorithm"]]
     kind = getattr(importlib.import_module(f"flcore.servers.{module}"), name)
     server = kind(SimpleNamespace(**options), 0)  # 0: the number of the repetition
     server.train()
-    return {"seconds": server.Budget, "accuracy": server.rs_test_acc}
+    return server.Budget
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ from protofl_common.maths.prototypes import Prototypes
 from protofl_common.wire.records import SiteCard
 from server_app.network.membership import FederationError
 from server_app.run.bounds import Bounds, bounds_of
-from tests.bench.robust_merging import attacked, honest_accuracy
 from tests.support.attacks import (
     both,
     by,
@@ -29,6 +28,7 @@ from tests.support.attacks import (
 )
 from tests.support.harness import federate, refusal, run_config, run_federation, settings_of
 from tests.support.sites import real_sites
+from tests.support.ten_clients import attacked, honest_accuracy
 
 TRIMMED = Aggregator("trimmed-mean", 1)
 A_FIFTH = Aggregator("trimmed-mean", 0.2)

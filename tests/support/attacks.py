@@ -4,7 +4,7 @@ They are for the in-process federation of `tests/support/harness.py`. `hostile.p
 such changes, each with what the server says of it.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any
 
@@ -62,19 +62,6 @@ def when(
 
 def both(first: Change, then: Change) -> Change:
     return lambda message, reply: then(message, first(message, reply))
-
-
-def everywhere(prototypes: Change, weights: Change) -> Change:
-    """Make the first change in replies with prototypes, and the second in those with weights."""
-
-    def change(message: Message, reply: Message) -> Message:
-        if "prototypes" in reply.content.array_records:
-            reply = prototypes(message, reply)
-        if "weights" in reply.content.array_records:
-            reply = weights(message, reply)
-        return reply
-
-    return change
 
 
 def change_sent(
@@ -241,34 +228,22 @@ def reversed_update(message: Message, reply: Message, factor: float) -> None:
             sent[name] = raw((start - np.float32(factor) * update).astype(np.float32))
 
 
-@in_place
-def flipped_head(message: Message, reply: Message, num_classes: int) -> None:
-    """Send the model of a client that has learnt class j as C − 1 − j, of C classes.
-
-    That is its model with the rows of the last layer in reverse order.
-    """
-    record = reply.content.array_records["weights"]
-    for name, array in record.items():
-        if name.startswith("head.") and array.shape[0] == num_classes:
-            record[name] = raw(values_of(array)[::-1].copy())
-
-
 # -- attacks of several messages -----------------------------------------------------------------
 
 
-def claims(samples: int, nodes: Collection[int] = (1003,), lie: Change | None = None) -> Tamper:
-    """Let these nodes claim so many training samples each, whenever they say a number of samples.
+def claims(samples: int, node: int = 1003) -> Tamper:
+    """Let a node claim so many training samples, whenever it says a number of samples.
 
-    The uploads are changed by ``lie``, which by default gives each prototype to a wrong class.
+    It gives each prototype to a wrong class.
     """
-    lie = lie or prototypes_with(means=lambda means: np.roll(means, 1, axis=0).copy())
+    lie = prototypes_with(means=lambda means: np.roll(means, 1, axis=0).copy())
 
     def share(counts: np.ndarray) -> np.ndarray:
         return np.full(counts.shape, samples // len(counts))
 
     def tamper(message: Message, reply: Message) -> Message:
         kind = message.metadata.message_type
-        if message.metadata.dst_node_id not in nodes or kind == MessageType.EVALUATE:
+        if message.metadata.dst_node_id != node or kind == MessageType.EVALUATE:
             return reply
         if kind == MessageType.QUERY:
             return card_with(train_samples=samples)(message, reply)
@@ -278,57 +253,3 @@ def claims(samples: int, nodes: Collection[int] = (1003,), lie: Change | None = 
         return lie(message, reply)
 
     return tamper
-
-
-class Colluding:
-    """Send the mean of what a round's honest clients send, less ``z`` of its standard deviations.
-
-    Baruch et al., "A Little Is Enough", NeurIPS 2019: each number is one that an honest client
-    might have sent. The attackers must reply after the honest clients, so they need the last nodes.
-    """
-
-    def __init__(self, nodes: Collection[int], z: float = 1.5) -> None:
-        self.nodes = nodes
-        self.z = z
-        self.heard: dict[str, list[RecordDict]] = {}
-        """Round -> what the honest have sent in it."""
-
-    def __call__(self, message: Message, reply: Message) -> Message:
-        """Note what honest clients send after training; change what the attackers send."""
-        if message.metadata.message_type != MessageType.TRAIN or reply.has_error():
-            return reply
-        heard = self.heard.setdefault(message.metadata.group_id, [])
-        if message.metadata.dst_node_id not in self.nodes:
-            heard.append(reply.content)
-            return reply
-        for name, record in reply.content.array_records.items():
-            honest = [content.array_records[name] for content in heard]
-            if name == "prototypes":
-                self._lie_in_prototypes(record, honest)
-            else:
-                self._lie_in_arrays(record, honest)
-        return reply
-
-    def _below_the_mean(self, values: Sequence[np.ndarray]) -> np.ndarray:
-        """Return mean − z · standard deviation of each number over the honest clients."""
-        lower = np.mean(values, axis=0) - self.z * np.std(values, axis=0)
-        return np.asarray(lower, np.float32)
-
-    def _lie_in_arrays(self, record: ArrayRecord, honest: list[ArrayRecord]) -> None:
-        for name, array in record.items():
-            if array.dtype == "float32":
-                record[name] = raw(self._below_the_mean([values_of(one[name]) for one in honest]))
-
-    def _lie_in_prototypes(self, record: ArrayRecord, honest: list[ArrayRecord]) -> None:
-        """Lie about each class that an honest client has; of several prototypes, use their mean."""
-        means = values_of(record["means"]).copy()
-        labels = values_of(record["labels"])
-        for label in np.unique(labels):
-            honest_means = []
-            for one in honest:
-                is_of_class = values_of(one["labels"]) == label
-                if is_of_class.any():
-                    honest_means.append(values_of(one["means"])[is_of_class].mean(axis=0))
-            if honest_means:
-                means[labels == label] = self._below_the_mean(honest_means)
-        record["means"] = raw(means)

@@ -203,6 +203,35 @@ def descend(loss: Tensor, parameters: Sequence[Tensor], lr: float) -> None:
             p.sub_(lr * g)
 
 
+class Adam:
+    """m ← β1 m + (1 − β1) g; v ← β2 v + (1 − β2) g²; w ← w − η λ w − η m̂ / (√v̂ + ε).
+
+    η is ``lr`` and λ ``decay``; β1 = 0.9, β2 = 0.999, ε = 1e-8.
+    """
+
+    def __init__(self, lr: float, decay: float = 0.0) -> None:
+        self.lr = lr
+        self.decay = decay
+        self.moments: dict[str, tuple[Any, Any]] = {}
+        self.steps = 0
+
+    def step(self, weights: State, gradients: State) -> State:
+        """Return the weights after a step."""
+        self.steps += 1
+        after = {}
+        for name, g in gradients.items():
+            m, v = self.moments.get(name, (0.0, 0.0))
+            m = 0.9 * m + 0.1 * g
+            v = 0.999 * v + 0.001 * g * g
+            self.moments[name] = (m, v)
+
+            m_hat = m / (1 - 0.9**self.steps)
+            v_hat = v / (1 - 0.999**self.steps)
+            w = weights[name] - self.lr * self.decay * weights[name]
+            after[name] = w - self.lr * m_hat / (v_hat.sqrt() + 1e-8)
+        return after
+
+
 def averaged(states: list[State], sizes: list[int]) -> State:
     """Return the mean of weights w_i by sizes n_i, Σ n_i w_i / Σ n_i."""
     shares = [n / sum(sizes) for n in sizes]

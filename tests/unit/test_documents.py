@@ -1,6 +1,5 @@
 """The documents: links, commands, versions, and the list of mutants."""
 
-import argparse
 import ast
 import builtins
 import os
@@ -9,7 +8,6 @@ import shlex
 import subprocess
 import sys
 import tomllib
-from pathlib import Path
 
 import pytest
 import yaml
@@ -31,12 +29,12 @@ PAGES = sorted(
 )
 
 
-def text_of(path: Path) -> str:
-    return path.read_text(encoding="utf-8")
+def text_of(path):
+    return path.read_text()
 
 
 @pytest.mark.slow
-def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+def test_the_site_builds_without_a_warning(tmp_path):
     """``--strict`` makes every warning of MkDocs an error."""
     pytest.importorskip("material")
     pytest.importorskip("mkdocstrings")
@@ -49,7 +47,7 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     assert "class prototypes" in text_of(tmp_path / "index.html")
 
 
-def test_the_readme_is_short_and_its_links_lead_somewhere() -> None:
+def test_the_readme_is_short_and_its_links_lead_somewhere():
     """Building the site checks the links of all pages, this one too; here no site is built."""
     text = text_of(ROOT / "README.md")
     assert len(text.splitlines()) <= 150
@@ -60,7 +58,7 @@ def test_the_readme_is_short_and_its_links_lead_somewhere() -> None:
     assert [file for file in files if not (ROOT / file).exists()] == []
 
 
-def test_the_files_that_say_the_version_agree() -> None:
+def test_the_files_that_say_the_version_agree():
     """They are pyproject.toml, CITATION.cff, the entry for BibTeX in tasks.md, the changelog."""
     project = tomllib.loads(text_of(ROOT / "pyproject.toml"))["project"]
     cited = yaml.safe_load(text_of(ROOT / "CITATION.cff"))
@@ -73,7 +71,7 @@ def test_the_files_that_say_the_version_agree() -> None:
     assert f"\n## {version}" in text_of(ROOT / "CHANGELOG.md")
 
 
-def commands_of(program: str) -> list[list[str]]:
+def commands_of(program):
     """Return the words of every command of a program that stands in a code block of a page."""
     text = "\n".join(text_of(page) for page in PAGES)
     blocks = re.findall(r"(?ms)^```\w*[^\n]*\n(.*?)^```", text)
@@ -82,11 +80,11 @@ def commands_of(program: str) -> list[list[str]]:
     return [shlex.split(command, comments=True) for command in commands]
 
 
-def test_every_protofl_command_of_the_pages_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_protofl_command_of_the_pages_is_one(monkeypatch):
     """The parser takes it, and knows its settings; what it would do is not done."""
-    acted: list[argparse.Namespace] = []
+    acted = []
 
-    def act(arguments: argparse.Namespace) -> int:
+    def act(arguments):
         acted.append(arguments)
         return 0
 
@@ -106,7 +104,7 @@ def test_every_protofl_command_of_the_pages_is_one(monkeypatch: pytest.MonkeyPat
         assert ours <= set(known_keys())
 
 
-def test_every_file_that_the_pages_name_exists() -> None:
+def test_every_file_that_the_pages_name_exists():
     tops = (ROOT, *ROOT.iterdir())  # pages may leave out the name of the top folder
     for page in PAGES:
         files = re.findall(r"`((?:[\w.-]+/)+[\w.-]+\.(?:py|toml|yaml|sh))`", text_of(page))
@@ -114,20 +112,20 @@ def test_every_file_that_the_pages_name_exists() -> None:
             assert any((top / file).exists() for top in tops), f"{page} names {file}"
 
 
-def test_every_test_that_the_pages_name_exists() -> None:
+def test_every_test_that_the_pages_name_exists():
     for page in PAGES:
         for file, name in re.findall(r"`((?:\w+/)+\w+\.py)::(\w+)`", text_of(page)):
             source = text_of(ROOT / "tests" / file)
             assert f"def {name}(" in source, f"{page} names {name}"
 
 
-def test_every_target_of_make_is_explained_and_those_of_the_pages_exist() -> None:
+def test_every_target_of_make_is_explained_and_those_of_the_pages_exist():
     targets = dict(re.findall(r"(?m)^([\w-]+):(.*)", text_of(ROOT / "Makefile")))
     assert {words[1] for words in commands_of("make")} <= targets.keys()
     assert [target for target, rest in targets.items() if "  ## " not in rest] == []
 
 
-def test_every_mutant_is_of_code_that_is_there_and_uses_names_of_its_file() -> None:
+def test_every_mutant_is_of_code_that_is_there_and_uses_names_of_its_file():
     """The code that it changes stands exactly once at its place.
 
     An unknown name would end every test in a NameError, so that the mutant would prove nothing.
@@ -136,7 +134,7 @@ def test_every_mutant_is_of_code_that_is_there_and_uses_names_of_its_file() -> N
     unknown = []
     for mutant in mutants.read():
         try:
-            changed = mutant.applied_to((ROOT / mutant.file).read_text("utf-8"))
+            changed = mutant.applied_to((ROOT / mutant.file).read_text())
         except mutants.LostMutant as error:
             lost.append(str(error))
             continue
@@ -146,7 +144,7 @@ def test_every_mutant_is_of_code_that_is_there_and_uses_names_of_its_file() -> N
     assert unknown == []
 
 
-def unknown_names(source: str) -> set[str]:
+def unknown_names(source):
     """Return the names that are used somewhere in the source, and bound nowhere in it."""
     used = set()
     bound = {*dir(builtins), "__file__"}
@@ -162,12 +160,12 @@ def unknown_names(source: str) -> set[str]:
     return used - bound
 
 
-def test_every_mutant_names_tests_that_are_there() -> None:
+def test_every_mutant_names_tests_that_are_there():
     """It names files of tests, and may choose among a file's tests by a word (``-k``)."""
     for mutant in mutants.read():
         files, _, word = mutant.tests.partition(" -k ")
         for file in files.split():
             assert (ROOT / file).exists(), f"{mutant.name}: no {file}"
         if word:
-            source = (ROOT / files).read_text("utf-8")
+            source = (ROOT / files).read_text()
             assert re.search(rf"def test_\w*{word}", source), f"{files} has no test of {word}"

@@ -4,10 +4,8 @@ import io
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 import zipfile
-from pathlib import Path
 
 import pytest
 from flwr.cli.build import build_fab_from_disk
@@ -15,6 +13,7 @@ from hatchling.builders.wheel import WheelBuilder
 
 from protofl_common.config.backbones import EMBEDDED
 from tests.support import ROOT
+from tests.support.processes import output_of
 
 STRAY_FILES = (
     "patients.json",
@@ -29,15 +28,15 @@ STRAY_FILES = (
 PACKAGES = ("client_app", "server_app", "protofl_common")
 
 
-def code_of(*packages: str) -> set[str]:
-    code: set[str] = set()
+def code_of(*packages):
+    code = set()
     for package in packages:
         code |= {str(path.relative_to(ROOT)) for path in (ROOT / package).rglob("*.py")}
     return code
 
 
 @pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+def bundle(tmp_path_factory):
     """The bundle that Flower makes of a checkout in which somebody keeps files of their own."""
     copy = tmp_path_factory.mktemp("checkout") / "protofl"
     for name in (*PACKAGES, "configs", "docker", "tests"):
@@ -50,7 +49,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
     return zipfile.ZipFile(io.BytesIO(build_fab_from_disk(copy)))
 
 
-def test_the_bundle_holds_the_app_and_nothing_of_the_operators(bundle: zipfile.ZipFile) -> None:
+def test_the_bundle_holds_the_app_and_nothing_of_the_operators(bundle):
     """The three packages go to every site; the tools and stray files do not."""
     names = set(bundle.namelist())
     assert not names & set(STRAY_FILES)
@@ -66,26 +65,22 @@ def test_the_bundle_holds_the_app_and_nothing_of_the_operators(bundle: zipfile.Z
     assert {f"protofl_common/backbones/weights/{name}.json" for name in EMBEDDED} <= names
 
 
-def test_an_unpacked_bundle_is_the_same_app(bundle: zipfile.ZipFile, tmp_path: Path) -> None:
+def test_an_unpacked_bundle_is_the_same_app(bundle, tmp_path):
     bundle.extractall(tmp_path)
     again = zipfile.ZipFile(io.BytesIO(build_fab_from_disk(tmp_path)))
     assert again.read(".info/CONTENT") == bundle.read(".info/CONTENT")
 
 
 @pytest.mark.slow
-def test_every_module_loads_from_the_bundle_with_the_embedded_data(
-    bundle: zipfile.ZipFile, tmp_path: Path
-) -> None:
+def test_every_module_loads_from_the_bundle_with_the_embedded_data(bundle, tmp_path):
     """All modules are imported in a process that starts in the unpacked bundle."""
     bundle.extractall(tmp_path)
     # Packages of methods import it.
     shutil.copytree(ROOT / "protofl_common/tools/protofl", tmp_path / "protofl")
 
-    command = [sys.executable, "-c", IMPORT_ALL]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    printed = output_of([sys.executable, "-c", IMPORT_ALL], cwd=tmp_path)
 
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "(128, 128, 128)"
+    assert printed == "(128, 128, 128)\n"
 
 
 IMPORT_ALL = """
@@ -102,7 +97,7 @@ for name in ("digits", "digit-domains"):
 """
 
 
-def test_a_wheel_brings_no_package_of_a_general_name(tmp_path: Path) -> None:
+def test_a_wheel_brings_no_package_of_a_general_name(tmp_path):
     """client_app and server_app lie inside protofl_common, beside what the app needs."""
     wheel = next(WheelBuilder(str(ROOT)).build(directory=str(tmp_path), versions=["standard"]))
     names = set(zipfile.ZipFile(wheel).namelist())
@@ -119,7 +114,7 @@ def test_a_wheel_brings_no_package_of_a_general_name(tmp_path: Path) -> None:
     assert not any("__pycache__" in name for name in names)
 
 
-def copied_into_the_image(dockerfile: str) -> list[str]:
+def copied_into_the_image(dockerfile):
     """Return what the last stage of a Dockerfile copies from the folder that is built.
 
     That are the sources of every COPY and ADD in it, without what comes from an earlier stage.
@@ -127,7 +122,7 @@ def copied_into_the_image(dockerfile: str) -> list[str]:
     lines = [line for line in dockerfile.splitlines() if not line.lstrip().startswith("#")]
     text = "\n".join(lines).replace("\\\n", " ")
     last = re.split(r"(?mi)^FROM ", text)[-1]
-    sources: list[str] = []
+    sources = []
     for arguments in re.findall(r"(?mi)^(?:COPY|ADD)\s+(.*)$", last):
         words = shlex.split(arguments)
         if not any(word.startswith("--from=") for word in words):
@@ -136,15 +131,15 @@ def copied_into_the_image(dockerfile: str) -> list[str]:
     return sources
 
 
-def test_what_the_build_alone_may_see_gets_not_into_the_image(tmp_path: Path) -> None:
+def test_what_the_build_alone_may_see_gets_not_into_the_image(tmp_path):
     """docker/extra may hold passwords of a package mirror."""
     docker = tmp_path / "docker"
     shutil.copytree(ROOT / "docker", docker)
     secret = (docker / "extra/pip.conf").resolve()
     secret.write_text("index-url = https://user:password@mirror/")
-    dockerfile = (ROOT / "docker" / "Dockerfile").read_text(encoding="utf-8")
+    dockerfile = (ROOT / "docker" / "Dockerfile").read_text()
 
-    copied: set[Path] = set()
+    copied = set()
     for source in copied_into_the_image(dockerfile):
         copied.update(path.resolve() for path in tmp_path.glob(source.strip("/") or "."))
 

@@ -1,8 +1,6 @@
 """Files of strangers run no code: models, recipes, runs, tables may name modules nobody allowed."""
 
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,13 +9,11 @@ import torch
 from protofl_common.config.options import SettingsError
 from protofl_common.config.python_names import _ALLOWED, allow, is_python_name, load
 from protofl_common.experiment.catalog import GROUP, algorithm_named
-from protofl_common.experiment.settings import Settings, default_run_config
 from protofl_common.models.trained import ModelCard, TrainedModel
 from protofl_common.simulation.pool import pool
 from protofl_common.tools.arguments import read_assignments
 from protofl_common.tools.inference import Predictor
 from tests.support.commands import output
-from tests.support.given import Patch, Printed
 
 MODULE = """
 from pathlib import Path
@@ -37,7 +33,7 @@ def data(folder):
 
 
 @pytest.fixture
-def mark(tmp_path: Path, monkeypatch: Patch) -> Path:
+def mark(tmp_path, monkeypatch):
     """A file that is there once the module `planted.vision` in the current folder has run."""
     (tmp_path / "planted").mkdir()
     (tmp_path / "planted" / "vision.py").write_text(MODULE.format(mark=str(tmp_path / "ran")))
@@ -57,7 +53,7 @@ ROW = Algorithm("Theirs", "", "client_app.algorithms.base", "server_app.strategi
 
 
 @pytest.fixture
-def plugin(mark: Path, tmp_path: Path, monkeypatch: Patch) -> Iterator[Path]:
+def plugin(mark, tmp_path, monkeypatch):
     """`mark`, once the module `planted.method` of the installed method ``theirs`` has run."""
     (tmp_path / "planted" / "method.py").write_text(METHOD.format(mark=str(mark)))
     info = tmp_path / "planted-1.0.dist-info"
@@ -72,7 +68,7 @@ def plugin(mark: Path, tmp_path: Path, monkeypatch: Patch) -> Iterator[Path]:
 
 
 @pytest.fixture
-def precious(tmp_path: Path) -> Path:
+def precious(tmp_path):
     """A folder that a stranger's file would remove if its code ran."""
     folder = tmp_path / "thesis"
     folder.mkdir()
@@ -80,7 +76,7 @@ def precious(tmp_path: Path) -> Path:
     return folder
 
 
-def foreign_model(arch: str) -> TrainedModel:
+def foreign_model(arch):
     """Return a model without weights, whose card names an architecture."""
     card = ModelCard(
         run="run",
@@ -109,7 +105,7 @@ def foreign_model(arch: str) -> TrainedModel:
     return TrainedModel(card, {}, None, torch.empty(0))
 
 
-def write_run(folder: Path, settings: str) -> None:
+def write_run(folder, settings):
     """Write the files of a run that ``protofl predict`` reads."""
     site = folder / "clients/site-0"
     site.mkdir(parents=True)
@@ -120,7 +116,7 @@ def write_run(folder: Path, settings: str) -> None:
 NOT_NAMED = "which you did not name"
 
 
-def test_a_models_card_names_no_code(mark: Path, tmp_path: Path, capsys: Printed) -> None:
+def test_a_models_card_names_no_code(mark, tmp_path, capsys):
     """A model whose card names an architecture of a module is refused unless that is allowed."""
     foreign_model("planted.vision:Net").export(tmp_path / "model", 1.0)
     np.save(tmp_path / "rows.npy", np.zeros((2, 3), np.float32))
@@ -141,9 +137,7 @@ def test_a_models_card_names_no_code(mark: Path, tmp_path: Path, capsys: Printed
         Predictor.load("model")
 
 
-def test_a_recipe_a_run_and_a_table_name_no_code(
-    precious: Path, mark: Path, tmp_path: Path, capsys: Printed
-) -> None:
+def test_a_recipe_a_run_and_a_table_name_no_code(precious, mark, tmp_path, capsys):
     """Each file names code: a function that removes a folder, or a module that leaves a mark."""
     remove = f'dataset = "shutil:rmtree"\ndata-dir = "{precious}"\n'
     calls = 'dataset = "wine"\ncallback = "planted.vision:data"\n'
@@ -181,9 +175,7 @@ REFUSED = (
 )
 
 
-def test_a_recipe_a_run_and_a_table_name_no_method_of_a_package(
-    plugin: Path, tmp_path: Path, capsys: Printed
-) -> None:
+def test_a_recipe_a_run_and_a_table_name_no_method_of_a_package(plugin, tmp_path, capsys):
     """The method "theirs" is of an installed package, and is imported only if it is allowed."""
     recipe = f'algo = "theirs"\n{SMALL}'
     (tmp_path / "theirs.toml").write_text(recipe)
@@ -218,7 +210,7 @@ def test_a_recipe_a_run_and_a_table_name_no_method_of_a_package(
 
 
 @pytest.fixture
-def _fresh_processes() -> Iterator[None]:
+def _fresh_processes():
     """Fork the processes that simulate clients anew, so that they know what this test installs."""
     pool.cache_clear()
     yield
@@ -227,9 +219,7 @@ def _fresh_processes() -> Iterator[None]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_fresh_processes", "plugin")
-def test_a_method_that_is_typed_or_allowed_runs_from_a_recipe_of_ones_own(
-    tmp_path: Path, capsys: Printed
-) -> None:
+def test_a_method_that_is_typed_or_allowed_runs_from_a_recipe_of_ones_own(tmp_path, capsys):
     """What was allowed or typed once is not allowed the next time."""
     (tmp_path / "mine.toml").write_text(f'algo = "theirs"\n{SMALL}')
     command = ["run", "--recipe", "mine.toml", "--clients", "2", "--quiet"]
@@ -246,22 +236,7 @@ def test_a_method_that_is_typed_or_allowed_runs_from_a_recipe_of_ones_own(
     assert REFUSED in output(capsys, *resume, status=1).err
 
 
-def test_a_site_imports_a_method_that_its_operator_named(plugin: Path) -> None:
-    """The node config's ``allow-python`` names the package."""
-    config = default_run_config() | {"algo": "theirs"}
-    with pytest.raises(SettingsError, match=NOT_NAMED):
-        Settings.from_run_config(config)
-
-    site = {"site-name": "north", "partition-id": 0, "num-partitions": 2}
-    with pytest.raises(SettingsError, match=r"name planted\.method in allow-python \(node config"):
-        Settings.from_run_config(config, site)
-    assert not plugin.exists()
-
-    settings = Settings.from_run_config(config, site | {"allow-python": "planted"})
-    assert settings.row.title == "Theirs"
-
-
-def forget_what_was_named() -> None:
+def forget_what_was_named():
     """Forget which modules were allowed and imported, as a new process does not know of them."""
     _ALLOWED.set(frozenset())
     algorithm_named.cache_clear()
@@ -269,7 +244,7 @@ def forget_what_was_named() -> None:
 
 
 @pytest.mark.usefixtures("mark")
-def test_what_a_person_has_typed_is_loaded() -> None:
+def test_what_a_person_has_typed_is_loaded():
     """A name that stands in an argument KEY=VALUE is allowed, and no other one."""
     with pytest.raises(SettingsError, match=NOT_NAMED):
         load("planted.vision:Net", "arch")
@@ -281,7 +256,7 @@ def test_what_a_person_has_typed_is_loaded() -> None:
 
 
 @pytest.mark.usefixtures("mark")
-def test_a_module_that_is_allowed_lends_no_object_of_another() -> None:
+def test_a_module_that_is_allowed_lends_no_object_of_another():
     """What the module has imported from elsewhere is not its own."""
     allow(["planted"])
     assert callable(load("planted.vision:data", "dataset"))

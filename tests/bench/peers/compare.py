@@ -13,7 +13,6 @@ visit, the ratio to the bare loop, accuracy, and memory, without the first two r
 differently. Nothing here passes or fails.
 """
 
-import argparse
 import json
 import os
 import shutil
@@ -31,6 +30,7 @@ from protofl_common.config.sections import DataSettings
 from protofl_common.data.store import open_data
 from protofl_common.experiment.settings import Settings, default_run_config
 from tests.bench.peers.job import Job
+from tests.bench.printing import parser_of
 
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parents[2]
@@ -116,9 +116,7 @@ def timed(engine: str, python: str, job: Job, file: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--data-dir", required=True)
     parser.add_argument("--dataset", default="fashion-mnist")
     parser.add_argument("--engines", nargs="+", default=["bare", "protofl", *PACKAGES])

@@ -9,12 +9,12 @@ from tests.bench.hundred import TABLE, Curve
 OF_ONE_ROUND = {"gaussian", "mpft"}
 
 
-def test_every_method_that_takes_more_than_a_round_has_a_row() -> None:
+def test_every_method_that_takes_more_than_a_round_has_a_row():
     rows = read_table(TABLE).rows.values()
     assert {row.settings["algo"] for row in rows} == CATALOG.keys() - OF_ONE_ROUND
 
 
-def test_a_fall_is_from_the_best_to_the_lowest_after_it_of_means_over_five_evaluations() -> None:
+def test_a_fall_is_from_the_best_to_the_lowest_after_it_of_means_over_five_evaluations():
     """A cell has the best mean, the fall and the end; a fall of many points is bold."""
     rising = Curve.of([10.0] * 5 + [90.0] * 5)
 

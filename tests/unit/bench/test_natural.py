@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 from sklearn.model_selection import train_test_split
 
 from tests.bench.natural import HOSPITALS, heart
 
 
-def write(folder: Path, name: str, nums: list[int], gaps: int = 0) -> None:
+def write(folder, name, nums, gaps=0):
     """Write a hospital: a patient a line, whose age is its number, and ``gaps`` patients more.
 
     ``nums`` are their diagnoses, 0 for well. The others have no cholesterol value.
@@ -31,7 +28,7 @@ DIAGNOSES = {
 }
 
 
-def test_patients_are_divided_as_flamby_divides_them(tmp_path: Path) -> None:
+def test_patients_are_divided_as_flamby_divides_them(tmp_path):
     """A third of each hospital is for testing, drawn with scikit-learn as FLamby does it.
 
     The two parts have the same proportion of ill patients, except in Switzerland, where hardly
@@ -49,12 +46,12 @@ def test_patients_are_divided_as_flamby_divides_them(tmp_path: Path) -> None:
         assert labels[is_here].tolist() == ill
 
         strata = None if name == "switzerland" else ill
-        parts: dict[str, Any] = {"test_size": 0.34, "train_size": 0.66, "random_state": 43}
+        parts = {"test_size": 0.34, "train_size": 0.66, "random_state": 43}
         _, tested = train_test_split(range(len(ill)), **parts, stratify=strata)
         assert np.flatnonzero(split[is_here] == "test").tolist() == sorted(tested)
 
 
-def test_categories_become_columns_and_patients_with_gaps_are_left_out(tmp_path: Path) -> None:
+def test_categories_become_columns_and_patients_with_gaps_are_left_out(tmp_path):
     """Four hospitals have ten patients each, and one more with a gap, who is left out."""
     for name in HOSPITALS:
         write(tmp_path, name, [0, 1] * 5, gaps=1)

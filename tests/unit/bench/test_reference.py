@@ -10,11 +10,11 @@ MADE = pages()
 
 
 @pytest.mark.parametrize("name", MADE)
-def test_what_is_committed_is_what_the_code_makes(name: str) -> None:
-    assert (DOCS / name).read_text(encoding="utf-8") == MADE[name], "make docs writes it anew"
+def test_what_is_committed_is_what_the_code_makes(name):
+    assert (DOCS / name).read_text() == MADE[name], "make docs writes it anew"
 
 
-def test_every_setting_has_a_line_with_its_meaning() -> None:
+def test_every_setting_has_a_line_with_its_meaning():
     text = "".join(MADE.values())
     for key in known_keys():
         assert f"\n| `{key}` | `" in text
@@ -24,7 +24,7 @@ def test_every_setting_has_a_line_with_its_meaning() -> None:
 
 
 @pytest.mark.parametrize("algo", CATALOG)
-def test_every_algorithm_has_a_page_of_one_shape(algo: str) -> None:
+def test_every_algorithm_has_a_page_of_one_shape(algo):
     """It says when to use it and what travels, and has four sections in order and both halves."""
     page = MADE[f"algorithms/{algo}.md"]
     assert len(page.splitlines()) <= 200

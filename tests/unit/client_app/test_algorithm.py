@@ -3,31 +3,24 @@
 And how a client is evaluated.
 """
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from client_app.algorithms.base import ClientAlgorithm, client_half
 from client_app.learning.data import Samples
-from client_app.learning.evaluation import Evaluation, evaluate
+from client_app.learning.evaluation import evaluate
 from client_app.learning.training import FusedStep, Step
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.models.build import build_model
-from protofl_common.models.split import SplitModel
-from protofl_common.tasks import Task, task_of
-from tests.support.given import Patch
+from protofl_common.tasks import task_of
 from tests.support.harness import client_of, run_config, run_federation
 
-SMALL: dict[str, Any] = {"train_samples": 20, "test_samples": 20}
+SMALL = {"train_samples": 20, "test_samples": 20}
 
 
-def algorithm(
-    tmp_path: Path, algo: str = "local", client: int = 1, **changes: Any
-) -> ClientAlgorithm[Any]:
+def algorithm(tmp_path, algo="local", client=1, **changes):
     """Return one client's half, of five clients, in round 2."""
     config = run_config(tmp_path, algo=algo, **changes)
     return client_half(CATALOG[algo])(client_of(config, client, 5), 2)
@@ -36,20 +29,18 @@ def algorithm(
 # -- hooks -------------------------------------------------------------------------------
 @pytest.mark.slow
 @pytest.mark.parametrize("algo", ["local", "fedproto"])
-def test_hooks_come_in_their_order_and_a_newcomer_has_no_round(
-    algo: str, tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_hooks_come_in_their_order_and_a_newcomer_has_no_round(algo, tmp_path, monkeypatch):
     """`restore` comes before `receive`, and is left out where there is nothing to restore.
 
     After two rounds the final evaluation restores and receives once more; what follows evaluates.
     """
-    calls: list[tuple[str, int, int | None]] = []  # of one client: hook, round, its last round
+    calls = []  # of one client: hook, round, its last round
 
-    def watch(name: str) -> None:
+    def watch(name):
         """Note the rounds at every call of this method on site-1."""
         original = getattr(ClientAlgorithm, name)
 
-        def noted(self: ClientAlgorithm[Any], *rest: Any) -> Any:
+        def noted(self, *rest):
             if self.client.name == "site-1":
                 calls.append((name, self.round, self.last_round))
             return original(self, *rest)
@@ -71,11 +62,11 @@ def test_hooks_come_in_their_order_and_a_newcomer_has_no_round(
 
 
 @pytest.mark.parametrize("algo", CATALOG)
-def test_evaluation_trains_nothing(algo: str, tmp_path: Path) -> None:
+def test_evaluation_trains_nothing(algo, tmp_path):
     """What lives on, goes up or trains next is the same afterwards; Per-FedAvg adapts a copy."""
     found = algorithm(tmp_path, algo, models="resnet4-imagenet-stem", **SMALL)
 
-    def tensors() -> dict[str, torch.Tensor]:
+    def tensors():
         """Return copies of all that the algorithm would keep."""
         kept = {}
         for number, module in enumerate((found.model, *found.modules)):
@@ -93,14 +84,12 @@ def test_evaluation_trains_nothing(algo: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_with_few_clients_a_round_the_last_round_is_the_clients_own(
-    tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_with_few_clients_a_round_the_last_round_is_the_clients_own(tmp_path, monkeypatch):
     """It is the one in which the client trained before, however many rounds it was not asked in."""
-    seen: dict[str, list[tuple[int, int | None]]] = {}  # client -> (round, its last round)
+    seen = {}  # client -> (round, its last round)
     fit = ClientAlgorithm.fit
 
-    def noted(self: ClientAlgorithm[Any]) -> dict[str, float]:
+    def noted(self):
         seen.setdefault(self.client.name, []).append((self.round, self.last_round))
         return fit(self)
 
@@ -118,7 +107,7 @@ def test_with_few_clients_a_round_the_last_round_is_the_clients_own(
 
 
 @pytest.mark.parametrize("algo", ["fedproto", "fedrep", "ditto", "pfedme"])
-def test_every_optimizer_has_the_learning_rate_of_its_round(algo: str, tmp_path: Path) -> None:
+def test_every_optimizer_has_the_learning_rate_of_its_round(algo, tmp_path):
     """In round 2 it is half of round 1's, also in an optimizer that lives on over rounds."""
     settings = {
         "lr_schedule": "step",
@@ -146,9 +135,7 @@ def test_every_optimizer_has_the_learning_rate_of_its_round(algo: str, tmp_path:
 
 # -- what lives on -----------------------------------------------------------------------
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_fedavg_keeps_an_optimizer_when_asked_and_nothing_else(
-    momentum: float, tmp_path: Path
-) -> None:
+def test_fedavg_keeps_an_optimizer_when_asked_and_nothing_else(momentum, tmp_path):
     """Plain SGD, without momentum, has nothing to remember: its file is there and empty."""
     settings = {
         "algo": "fedavg",
@@ -171,7 +158,7 @@ def test_fedavg_keeps_an_optimizer_when_asked_and_nothing_else(
         assert all(name.startswith("optimizer/") for name in names)
 
 
-def test_a_client_goes_on_as_it_was(tmp_path: Path) -> None:
+def test_a_client_goes_on_as_it_was(tmp_path):
     """One that was restored from its packed state trains to the same weights, to the bit."""
     lived = algorithm(tmp_path, momentum=0.9, keep_optimizer=True)
     fresh = algorithm(tmp_path, momentum=0.9, keep_optimizer=True)
@@ -189,7 +176,7 @@ def test_a_client_goes_on_as_it_was(tmp_path: Path) -> None:
 
 # -- what trains -------------------------------------------------------------------------
 @pytest.mark.parametrize("algo", [algo for algo, row in CATALOG.items() if not row.one_shot])
-def test_the_algorithms_of_the_catalog_train_by_the_fused_step(algo: str, tmp_path: Path) -> None:
+def test_the_algorithms_of_the_catalog_train_by_the_fused_step(algo, tmp_path):
     """Four do not: their loss looks at the weights, or uses the head twice."""
     plain = {"fedprox", "fedgen", "fedsa", "feddbe"}
     kind = Step if algo in plain else FusedStep
@@ -197,7 +184,7 @@ def test_the_algorithms_of_the_catalog_train_by_the_fused_step(algo: str, tmp_pa
     assert type(algorithm(tmp_path, algo).step()) is kind
 
 
-def test_a_loss_that_needs_gradients_gets_the_plain_step_with_all_of_them(tmp_path: Path) -> None:
+def test_a_loss_that_needs_gradients_gets_the_plain_step_with_all_of_them(tmp_path):
     """A fused step uses up the gradients of wide layers inside backward; a plain one keeps them."""
     site = algorithm(tmp_path, models="htcnn-1", feature_dim=512).client
     plain = ClientAlgorithm(site, 1)
@@ -221,16 +208,14 @@ def test_a_loss_that_needs_gradients_gets_the_plain_step_with_all_of_them(tmp_pa
 
 
 @pytest.mark.parametrize("arch", ["somebodys.module:Net", "cnn5"])
-def test_an_architecture_that_is_not_of_the_catalog_gets_the_plain_step(
-    arch: str, tmp_path: Path
-) -> None:
+def test_an_architecture_that_is_not_of_the_catalog_gets_the_plain_step(arch, tmp_path):
     found = algorithm(tmp_path)
     found.client.arch = arch
 
     assert type(type(found)(found.client, 1).step()) is Step
 
 
-def test_both_accuracies_equal_plain_code_at_any_batch_size() -> None:
+def test_both_accuracies_equal_plain_code_at_any_batch_size():
     """How many samples the head, and the nearest of three prototypes, predict right."""
     model = build_model("mnist-cnn", input_shape=(1, 28, 28), num_classes=5, feature_dim=8, seed=1)
     data = Samples(torch.randn(57, 1, 28, 28), torch.randint(0, 5, (57,)))
@@ -253,28 +238,19 @@ def test_both_accuracies_equal_plain_code_at_any_batch_size() -> None:
     assert evaluate(model, data, 10, task).correct == {"head": right["head"]}
 
 
-def test_own_prototypes_are_those_of_the_training_classes(
-    tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_own_prototypes_are_those_of_the_training_classes(tmp_path, monkeypatch):
     """A class without a test sample has one too: who predicts does not know what is tested.
 
     Each of three clients has four classes, and two test samples.
     """
-    seen: list[tuple[Samples, Prototypes | None]] = []
+    seen = []
 
-    def noted(
-        model: SplitModel,
-        data: Samples,
-        batch_size: int,
-        task: Task,
-        known: Prototypes | None,
-        **how: Any,
-    ) -> Evaluation:
+    def noted(model, data, batch_size, task, known, **how):
         seen.append((data, known))
         return evaluate(model, data, batch_size, task, known, **how)
 
     monkeypatch.setattr("client_app.app.evaluate", noted)
-    few: dict[str, Any] = {
+    few = {
         "partition": "pathological",
         "classes_per_client": 4,
         "test_samples": 2,

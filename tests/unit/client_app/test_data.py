@@ -1,12 +1,10 @@
 """From bytes to tensors: normalisation, samples without a label kept apart, changed images."""
 
 import warnings
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from client_app.learning.data import Augment, Samples, rotated, split_unlabelled, to_device
 from client_app.learning.training import shuffled_batches
@@ -20,7 +18,7 @@ from tests.support.harness import run_config, run_federation
 CPU = torch.device("cpu")
 
 
-def some_data(labels: list[int]) -> ClientData:
+def some_data(labels):
     """Return a client's images of two channels, the same ones for training and for testing."""
     images = np.random.default_rng(0).integers(0, 256, (len(labels), 2, 4, 4), dtype=np.uint8)
     numbers = np.array(labels)
@@ -41,23 +39,7 @@ def some_data(labels: list[int]) -> ClientData:
     )
 
 
-def test_bytes_become_normalised_floats() -> None:
-    """(x / 255 − mean) / std of each channel, float32."""
-    data = some_data([0, 2, 1])
-    mean = np.array([0.2, 0.5]).reshape(1, 2, 1, 1)
-    std = np.array([0.3, 0.25]).reshape(1, 2, 1, 1)
-
-    found = to_device(data.train_inputs, data.train_labels, data, CPU)
-
-    wanted = (data.train_inputs / 255 - mean) / std
-
-    np.testing.assert_allclose(found.inputs.numpy(), wanted, rtol=1e-5, atol=1e-6)
-    assert found.inputs.dtype == torch.float32
-    assert found.labels.tolist() == [0, 2, 1]
-    assert found.unlabelled is None
-
-
-def test_read_only_arrays_serve_without_a_warning_and_stay_as_they_are() -> None:
+def test_read_only_arrays_serve_without_a_warning_and_stay_as_they_are():
     """PyTorch warns of tensors that share the memory of such an array; here it is copied."""
     data = some_data([0, 1, 2])
     before = data.test_inputs.copy()
@@ -72,7 +54,7 @@ def test_read_only_arrays_serve_without_a_warning_and_stay_as_they_are() -> None
     np.testing.assert_array_equal(data.test_inputs, before)
 
 
-def test_samples_without_a_label_stand_apart_in_their_order_and_others_are_not_touched() -> None:
+def test_samples_without_a_label_stand_apart_in_their_order_and_others_are_not_touched():
     """A label of -1 stands for none; samples that all have labels are passed on as they are."""
     data = some_data([1, -1, 0, -1, 2])
     whole = to_device(data.train_inputs, np.zeros(5, np.int64), data, CPU).inputs
@@ -97,14 +79,14 @@ def test_samples_without_a_label_stand_apart_in_their_order_and_others_are_not_t
     assert found.with_unlabelled() is found
 
 
-def some_signals() -> np.ndarray:
+def some_signals():
     """Return 40 signals of two channels and five steps; the second channel is constant."""
     signals = np.random.default_rng(0).normal(3, 2, (40, 2, 5)).astype(np.float32)
     signals[:, 1] = 7
     return signals
 
 
-def test_numbers_are_standardised_per_channel() -> None:
+def test_numbers_are_standardised_per_channel():
     """A constant channel counts as one of deviation 1."""
     signals = some_signals()
 
@@ -119,7 +101,7 @@ def test_numbers_are_standardised_per_channel() -> None:
     np.testing.assert_allclose(found, wanted, atol=1e-5)
 
 
-def test_numbers_are_standardised_in_any_unit() -> None:
+def test_numbers_are_standardised_in_any_unit():
     """Fields of a heart in teslas are some 1e-13, and no constant."""
     signals = some_signals()
     tiny = signals * np.float32(1e-13)
@@ -132,7 +114,7 @@ def test_numbers_are_standardised_in_any_unit() -> None:
     assert statistics(tiny)[1][1] == 1
 
 
-def test_tokens_stay_as_they_are() -> None:
+def test_tokens_stay_as_they_are():
     tokens = np.arange(6).reshape(2, 3)
 
     assert statistics(tokens) == ((), ())
@@ -143,16 +125,16 @@ BLACK = torch.tensor([-1.5, -2.0]).view(-1, 1, 1)
 """What 0 becomes in each of two channels when pixels are normalised."""
 
 
-def images(many: int, height: int = 5, width: int = 7) -> Tensor:
+def images(many, height=5, width=7):
     return torch.rand(many, 2, height, width, generator=torch.Generator().manual_seed(1))
 
 
-def augmented(kinds: set[str], batch: Tensor, seed: int = 3) -> Tensor:
+def augmented(kinds, batch, seed=3):
     """Return the images of a batch as they are changed to train on: "flip", "rotate"."""
     return Augment(frozenset(kinds), BLACK)(batch, torch.Generator().manual_seed(seed))
 
 
-def test_half_of_the_images_are_flipped() -> None:
+def test_half_of_the_images_are_flipped():
     """Each of 400 images is flipped left to right, or is not."""
     before = images(400)
 
@@ -167,7 +149,7 @@ def test_half_of_the_images_are_flipped() -> None:
     assert 160 < flipped < 240  # of 400: 200, and four deviations of 10
 
 
-def test_the_generator_alone_says_how_images_are_changed() -> None:
+def test_the_generator_alone_says_how_images_are_changed():
     """Two batches with the seed 1 are changed alike, one with the seed 2 in another way."""
     before = images(30)
 
@@ -182,14 +164,14 @@ def test_the_generator_alone_says_how_images_are_changed() -> None:
 
 
 @pytest.mark.parametrize("turns", [-1, 0, 1, 2])
-def test_a_quarter_of_a_turn_moves_every_pixel_of_a_square(turns: int) -> None:
+def test_a_quarter_of_a_turn_moves_every_pixel_of_a_square(turns):
     before = images(3, 6, 6)
     angles = torch.full((3,), turns * torch.pi / 2)
 
     torch.testing.assert_close(rotated(before, angles), before.rot90(turns, (2, 3)))
 
 
-def test_images_turn_by_thirty_degrees_at_most_with_black_corners() -> None:
+def test_images_turn_by_thirty_degrees_at_most_with_black_corners():
     """Images of ones have a bar of fives from the middle to the right, which shows the angle."""
     before = torch.ones(300, 2, 21, 21)
     before[:, :, 10, 11:] = 5.0
@@ -214,7 +196,7 @@ def test_images_turn_by_thirty_degrees_at_most_with_black_corners() -> None:
     assert len(np.unique(np.round(angles, 1))) > 20
 
 
-def test_a_turned_image_is_not_stretched() -> None:
+def test_a_turned_image_is_not_stretched():
     """A line along the middle row of a wide image, turned by 30°, has slope 1/√3 in pixels."""
     wide = torch.zeros(1, 1, 41, 81)
     wide[0, 0, 20] = 1
@@ -226,7 +208,7 @@ def test_a_turned_image_is_not_stretched() -> None:
     assert np.polyfit(right, down, 1)[0] == pytest.approx(3**-0.5, abs=0.02)
 
 
-def test_batches_to_train_on_are_changed_and_the_samples_stay() -> None:
+def test_batches_to_train_on_are_changed_and_the_samples_stay():
     """An image of a batch is the sample of its row, or that flipped."""
     augment = Augment(frozenset({"flip"}), BLACK)
     samples = Samples(images(8), torch.arange(8), augment=augment)
@@ -239,14 +221,14 @@ def test_batches_to_train_on_are_changed_and_the_samples_stay() -> None:
     assert torch.equal(samples.in_memory, images(8))
 
 
-def test_unlabelled_samples_are_changed_as_the_others_are() -> None:
+def test_unlabelled_samples_are_changed_as_the_others_are():
     augment = Augment(frozenset({"flip"}), BLACK)
     samples = Samples(images(2), torch.arange(2), images(1), augment)
 
     assert samples.with_unlabelled().augment is augment
 
 
-def test_a_head_that_trains_on_features_sees_images_as_they_are(tmp_path: Path) -> None:
+def test_a_head_that_trains_on_features_sees_images_as_they_are(tmp_path):
     """FedRep's head trains on features of unchanged images, its body on images that are flipped.
 
     The accuracy of the first row is that of its head, and the losses are of the body.
@@ -265,7 +247,7 @@ def test_a_head_that_trains_on_features_sees_images_as_they_are(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("frozen", [{"algo": "fedpcl"}, {"backbones": "glyphs"}])
-def test_images_before_a_frozen_backbone_are_not_changed(frozen: dict[str, str]) -> None:
+def test_images_before_a_frozen_backbone_are_not_changed(frozen):
     """FedPCL has a frozen backbone unless ``backbones`` is "none"."""
     said = "augment = 'flip': frozen backbones see every image once, as it is"
 
@@ -276,12 +258,12 @@ def test_images_before_a_frozen_backbone_are_not_changed(frozen: dict[str, str])
     Settings.from_run_config(default_run_config() | without)
 
 
-def test_an_unknown_change_of_images_is_refused() -> None:
+def test_an_unknown_change_of_images_is_refused():
     with pytest.raises(SettingsError, match="augment = 'flop': choose one of none, flip, rotate"):
         Settings.from_run_config(default_run_config() | {"augment": "flop"})
 
 
-def test_rows_of_a_table_are_not_flipped(tmp_path: Path) -> None:
+def test_rows_of_a_table_are_not_flipped(tmp_path):
     table = run_config(tmp_path, dataset="wine", models="table3", partition="iid", augment="flip")
     said = r"augment = 'flip': only images take it; a sample is float32 \[13\]; set none"
 

@@ -5,14 +5,11 @@ number of samples of any size and class. Without noise the two may differ by wha
 The samples of each other person are alike, so that it does not matter which of them are drawn.
 """
 
-from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from client_app.learning.data import Samples
 from client_app.protections import private_step
@@ -26,7 +23,6 @@ from protofl_common.privacy import release
 from protofl_common.privacy.grid import STEPS
 from protofl_common.privacy.persons import Persons, sizes_in_groups
 from protofl_common.privacy.released import Released
-from tests.support.given import Patch
 from tests.support.models import dp_step, linear, privacy
 
 CLASSES = 3
@@ -34,7 +30,7 @@ CLIP = 1.0
 TRIES = 40
 
 
-def neighbours() -> Iterator[tuple[Tensor, Tensor, np.ndarray[Any, Any], int]]:
+def neighbours():
     """Yield features [N, 2], labels [N] and owners [N] of seven persons, and a number of rows.
 
     So many rows at the front are of the first six persons. Half of the time the samples of the
@@ -62,10 +58,10 @@ def neighbours() -> Iterator[tuple[Tensor, Tensor, np.ndarray[Any, Any], int]]:
 
 
 @pytest.fixture
-def without_noise(monkeypatch: Patch) -> None:
+def without_noise(monkeypatch):
     """Let no noise be drawn, and no counts be bounded, so that sums can be compared."""
 
-    def nothing(deviation: float, shape: tuple[int, ...], draw: np.random.Generator) -> Tensor:
+    def nothing(deviation, shape, draw):
         return torch.zeros(shape, dtype=torch.float64)
 
     monkeypatch.setattr(release, "bounded_counts", lambda noisy_C, samples: noisy_C)
@@ -73,7 +69,7 @@ def without_noise(monkeypatch: Patch) -> None:
     monkeypatch.setattr(private_step, "whole_noise", nothing)
 
 
-def protection(owners: np.ndarray[Any, Any]) -> DifferentialPrivacy:
+def protection(owners):
     """Return the protection of a client whose ledger was charged for one table.
 
     ``owners`` says whose each sample is.
@@ -86,18 +82,17 @@ def protection(owners: np.ndarray[Any, Any]) -> DifferentialPrivacy:
         persons=Persons(owners),
         plan=SimpleNamespace(table_noise=1e-9, part_of_each=1.0),
     )
-    return DifferentialPrivacy(work, released)  # type: ignore[arg-type]
+    return DifferentialPrivacy(work, released)
 
 
 @pytest.mark.usefixtures("without_noise")
-def test_a_person_adds_to_class_sums_and_counts_as_one_sample() -> None:
+def test_a_person_adds_to_class_sums_and_counts_as_one_sample():
     """The sums behind the means get the noise; with the count, one sample has a length of √2."""
     for features, labels, owners, before in neighbours():
         tables = []
         counts = []
         for rows in (slice(before), slice(None)):
             made = protection(owners[rows]).class_means(features[rows], labels[rows], CLASSES)
-            assert made.counts is not None
             sums = torch.zeros(CLASSES, 3, dtype=torch.float64)
             sums[made.labels, :2] = made.means.double() * made.counts[:, None]
             sums[made.labels, 2] = made.counts.double()
@@ -110,7 +105,7 @@ def test_a_person_adds_to_class_sums_and_counts_as_one_sample() -> None:
 
 
 @pytest.mark.usefixtures("without_noise")
-def test_a_person_adds_to_moments_as_one_sample() -> None:
+def test_a_person_adds_to_moments_as_one_sample():
     """A sample's counts, sum and second moments, weighted by `MOMENT_PARTS`, have length 1."""
     for features, labels, owners, before in neighbours():
         sums = []
@@ -130,7 +125,7 @@ def test_a_person_adds_to_moments_as_one_sample() -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("without_noise")
 @pytest.mark.parametrize("at_once", [1, 2**24])
-def test_a_person_adds_to_gradients_as_one_sample(at_once: int, monkeypatch: Patch) -> None:
+def test_a_person_adds_to_gradients_as_one_sample(at_once, monkeypatch):
     """The mean gradient of a person's samples is cut, and rounded to whole steps.
 
     With one person more the sum moves by the length C at most. ``at_once``: how many numbers fit
@@ -138,7 +133,7 @@ def test_a_person_adds_to_gradients_as_one_sample(at_once: int, monkeypatch: Pat
     """
     monkeypatch.setattr(private_step, "NUMBERS_AT_ONCE", at_once)
 
-    def step_of(features: Tensor, owners: np.ndarray[Any, Any]) -> Tensor:
+    def step_of(features, owners):
         """Return the sum of gradients in a step in which every person is drawn."""
         persons = Persons(owners)
         model = linear()
@@ -148,8 +143,7 @@ def test_a_person_adds_to_gradients_as_one_sample(at_once: int, monkeypatch: Pat
         for batch in one.batches(samples, 10, torch.Generator().manual_seed(0), drop_last=False):
             one(*batch)
         # the step is the sum of the gradients, divided by the persons
-        sum_of_gradients: Tensor = (start - model.body.weight.detach()).double() * len(persons)
-        return sum_of_gradients
+        return (start - model.body.weight.detach()).double() * len(persons)
 
     for features, _, owners, before in neighbours():
         without = step_of(features[:before], owners[:before])
@@ -157,7 +151,7 @@ def test_a_person_adds_to_gradients_as_one_sample(at_once: int, monkeypatch: Pat
         assert float((with_one_more - without).norm()) <= CLIP * (1 + 1e-5)
 
 
-def test_what_leaves_of_persons_is_whole_numbers_of_steps_too() -> None:
+def test_what_leaves_of_persons_is_whole_numbers_of_steps_too():
     """The lowest bits of the mean over a person's samples are not in what is sent, with its noise.
 
     Numbers are multiples of the grid's step, divided by the eight persons of a batch.
@@ -177,7 +171,7 @@ def test_what_leaves_of_persons_is_whole_numbers_of_steps_too() -> None:
     np.testing.assert_allclose(exact, np.rint(exact), rtol=0, atol=0.1)
 
 
-def test_persons_are_drawn_each_by_itself_with_all_or_some_of_their_samples() -> None:
+def test_persons_are_drawn_each_by_itself_with_all_or_some_of_their_samples():
     """20 of 100 persons are expected in a batch, each drawn with probability 0.2.
 
     A person comes with all samples, or with `SAMPLES_OF_A_PERSON` of them if there are more.
@@ -208,13 +202,13 @@ def test_persons_are_drawn_each_by_itself_with_all_or_some_of_their_samples() ->
     assert np.std(numbers) == pytest.approx(variance**0.5, rel=0.25)
 
 
-def test_parts_of_a_batch_do_not_divide_a_person() -> None:
+def test_parts_of_a_batch_do_not_divide_a_person():
     """Persons with these numbers of samples are taken in parts of about four samples."""
     assert [*sizes_in_groups([1, 1, 1, 5, 2, 2], 4)] == [[1, 1, 1], [5], [2, 2]]
     assert [*sizes_in_groups([3], 1)] == [[3]]
 
 
-def test_each_sample_of_a_person_is_drawn_as_often() -> None:
+def test_each_sample_of_a_person_is_drawn_as_often():
     """Of each of three persons one sample is drawn, 3,000 times."""
     persons = Persons(np.array([7, 2, 7, 7, 2, 5]))
     draw = np.random.default_rng(0)
@@ -226,13 +220,13 @@ def test_each_sample_of_a_person_is_drawn_as_often() -> None:
     np.testing.assert_allclose(times / 3000, [1 / 3, 1 / 2, 1 / 3, 1 / 3, 1 / 2, 1], atol=0.04)
 
 
-def test_a_person_is_evaluated_once_and_changes_nobody_else() -> None:
+def test_a_person_is_evaluated_once_and_changes_nobody_else():
     """One more person adds one test sample, and so changes the right predictions by one at most.
 
     Who has test and validation samples counts in the test part alone.
     """
 
-    def rows_of(owners: Share) -> list[list[int]]:
+    def rows_of(owners):
         """Return which samples are tested and validated on; ``owners``: whose they are."""
         rows = Share(*(np.arange(len(part)) for part in owners))
         inputs = [part[:, None].astype(np.float32) for part in rows]
@@ -241,7 +235,6 @@ def test_a_person_is_evaluated_once_and_changes_nobody_else() -> None:
             ("a", "b"), "", (), (), (), (), 0, owners,
         )  # fmt: skip
         once = with_persons_once(data, owners)
-        assert once.persons is not None
         assert not {*once.persons.test} & {*once.persons.validation}
         np.testing.assert_array_equal(np.asarray(once.test_inputs)[:, 0], once.test_labels)
         return [once.test_labels.tolist(), once.validation_labels.tolist()]
@@ -258,6 +251,6 @@ def test_a_person_is_evaluated_once_and_changes_nobody_else() -> None:
         assert [len(one) for one in added] == [1, 0]
 
 
-def test_a_table_of_other_samples_than_the_training_samples_is_refused() -> None:
+def test_a_table_of_other_samples_than_the_training_samples_is_refused():
     with pytest.raises(Exception, match="dp = 'person': fedproto makes use of training data that"):
         protection(np.arange(5)).class_counts(torch.zeros(4, dtype=torch.int64), 2)

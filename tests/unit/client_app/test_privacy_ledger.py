@@ -1,7 +1,6 @@
 """The privacy ledger: whose spending counts for a run, its file, and what it amounts to."""
 
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
@@ -37,14 +36,12 @@ LEDGER = {
     ("heart", 1, {STEPS: 6, TABLE: 4}),  # each once
     ("liver", 9, {}),
 ])  # fmt: skip
-def test_a_new_name_and_a_new_flower_run_are_no_new_budget(
-    run_name: str, run_id: int, wanted: dict[tuple[float, float, str], int]
-) -> None:
+def test_a_new_name_and_a_new_flower_run_are_no_new_budget(run_name, run_id, wanted):
     """An entry "NAME NUMBER" of the ledger counts for runs of that name, or of that number."""
     assert spent_by(LEDGER, run_name, run_id) == wanted
 
 
-def test_a_ledger_is_on_the_disk_as_it_was_written(tmp_path: Path) -> None:
+def test_a_ledger_is_on_the_disk_as_it_was_written(tmp_path):
     """Its ε is that of all charges together; a file of other content is an error."""
     file = tmp_path / "privacy" / "north.json"
 
@@ -66,12 +63,12 @@ def test_a_ledger_is_on_the_disk_as_it_was_written(tmp_path: Path) -> None:
         read_ledger(file)
 
 
-def test_costs_of_one_kind_are_added() -> None:
+def test_costs_of_one_kind_are_added():
     costs = [Mechanism(0.1, 2.0, 4), Mechanism(1.0, 5.0, 1), Mechanism(1.0, 5.0, 1)]
     assert spending_of(costs, "sample") == {STEPS: 4, TABLE: 2}
 
 
-def test_what_was_spent_is_of_persons_only_if_all_of_it_is() -> None:
+def test_what_was_spent_is_of_persons_only_if_all_of_it_is():
     """Noise for a person covers each of its samples, and noise for a sample no person."""
     assert unit_of(Counter({OF_PERSONS: 3})) == "person"
     assert unit_of(Counter({OF_PERSONS: 3, TABLE: 1})) == "sample"

@@ -6,7 +6,6 @@ Of DP-SGD: single gradients by hand, the noise, who is drawn, and refusals.
 from importlib import import_module
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +16,7 @@ from torch.nn import functional
 from client_app import protections
 from client_app.learning.data import Samples
 from client_app.learning.evaluation import Evaluation
-from client_app.learning.training import Batch, LossTerms, train
+from client_app.learning.training import train
 from client_app.protections import PROTECTIONS, names, protections_of
 from client_app.protections.base import Protection
 from client_app.protections.uploads import SmallClasses
@@ -27,7 +26,6 @@ from protofl_common.experiment.settings import Settings
 from protofl_common.models.build import with_group_norm
 from protofl_common.models.split import SplitModel
 from protofl_common.tasks.metrics import CLASSES_MOVED, METRICS_OF_TESTED, rounded_metrics
-from tests.support.given import Patch
 from tests.support.harness import client_of, run_config
 from tests.support.models import cross_entropy, downhill, dp_step, linear, settings
 
@@ -48,9 +46,7 @@ ROUNDED = 3e-4
     (SIMULATED, PRIVATE | {"secagg": True}, ["differential privacy", "secure aggregation"]),
     (SIMULATED, PRIVATE | {"min_class_samples": 2}, ["small classes", "differential privacy"]),
 ])  # fmt: skip
-def test_protections_follow_from_settings_and_node(
-    node: Any, settings: Any, wanted: Any, tmp_path: Path
-) -> None:
+def test_protections_follow_from_settings_and_node(node, settings, wanted, tmp_path):
     """Screen and page name each protection that a setting asks for.
 
     They do not name a paper's noise, which follows from a seed and protects nothing.
@@ -66,9 +62,7 @@ def test_protections_follow_from_settings_and_node(
     assert told == {protection.name for protection in by_simulation} - {"a paper's noise"}
 
 
-def test_every_protection_has_its_place_and_says_what_it_is_called_and_when_it_acts(
-    tmp_path: Path,
-) -> None:
+def test_every_protection_has_its_place_and_says_what_it_is_called_and_when_it_acts(tmp_path):
     """The last two have this order: the first sees all that leaves, and the second hides it."""
     for path in Path(protections.__file__).parent.glob("*.py"):
         import_module(f"client_app.protections.{path.stem}")
@@ -97,9 +91,7 @@ def test_every_protection_has_its_place_and_says_what_it_is_called_and_when_it_a
     (42, 40),
     (47, 48),  # of 48 samples
 ])  # fmt: skip
-def test_numbers_of_right_predictions_are_multiples_of_k(
-    right: int, rounded: int, tmp_path: Path
-) -> None:
+def test_numbers_of_right_predictions_are_multiples_of_k(right, rounded, tmp_path):
     """Here k is 10. They are never more than the samples.
 
     Under ``dp`` they are sent as they are, as noise covers each sample already. With fewer than 20
@@ -116,7 +108,7 @@ def test_numbers_of_right_predictions_are_multiples_of_k(
         assert small_classes.evaluation(evaluation, 19).correct == {}
 
 
-def test_metrics_tell_of_no_single_sample_under_min_class_samples() -> None:
+def test_metrics_tell_of_no_single_sample_under_min_class_samples():
     """With k = 4 a metric is rounded to a multiple of what 4 samples can change.
 
     A recall is over its class's samples. Any other metric is taken for a mean over the classes:
@@ -137,7 +129,7 @@ def test_metrics_tell_of_no_single_sample_under_min_class_samples() -> None:
     assert rounded_metrics(exact, labels_N, 1) == exact
 
 
-def test_one_sample_moves_a_metric_by_less_than_a_step_of_its_rounding() -> None:
+def test_one_sample_moves_a_metric_by_less_than_a_step_of_its_rounding():
     """One sample of 50 is predicted as any class, one without samples included."""
     labels_N = np.array(30 * [0] + 20 * [1])
     for seed in range(5):
@@ -154,13 +146,13 @@ def test_one_sample_moves_a_metric_by_less_than_a_step_of_its_rounding() -> None
                 assert CLASSES_MOVED.get(name, 1) == times
 
 
-def batch(*inputs: list[float]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def batch(*inputs):
     """Return these inputs, a label of 0 for each, and their rows."""
     labels = torch.zeros(len(inputs), dtype=torch.int64)
     return torch.tensor(inputs), labels, torch.arange(len(inputs))
 
 
-def test_gradients_are_cut_sample_by_sample() -> None:
+def test_gradients_are_cut_sample_by_sample():
     """(3, 4) is cut to (0.6, 0.8), (0.3, 0) stays; 10 samples are expected."""
     model = linear()
 
@@ -171,12 +163,12 @@ def test_gradients_are_cut_sample_by_sample() -> None:
     torch.testing.assert_close(model.body.weight.data, wanted, atol=1e-6, rtol=ROUNDED)
 
 
-def network_of(kind: str) -> SplitModel:
+def network_of(kind):
     """Return a network for inputs [N, 3, 5].
 
     PyTorch can take the gradients of all samples at once, but not those of a GRU ("recurrent").
     """
-    body: nn.Module = Recurrent(5, 6)
+    body = Recurrent(5, 6)
     if kind == "convolution":
         body = nn.Sequential(nn.Conv1d(3, 4, 2), nn.GroupNorm(2, 4), nn.Flatten(), nn.LazyLinear(6))
     return SplitModel(body, nn.Linear(6, 2))
@@ -184,9 +176,7 @@ def network_of(kind: str) -> SplitModel:
 
 @pytest.mark.parametrize("at_once", [1, 2**24])
 @pytest.mark.parametrize("network", ["convolution", "recurrent"])
-def test_the_sum_is_that_of_samples_taken_one_by_one(
-    network: str, at_once: int, monkeypatch: Patch
-) -> None:
+def test_the_sum_is_that_of_samples_taken_one_by_one(network, at_once, monkeypatch):
     """So it is whether or not PyTorch can take them at once, and how many fit into memory."""
     torch.manual_seed(0)
     model = network_of(network)
@@ -213,17 +203,17 @@ def test_the_sum_is_that_of_samples_taken_one_by_one(
 
 
 class Recurrent(nn.GRU):
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+    def forward(self, inputs):
         return super().forward(inputs.transpose(0, 1))[0][-1]
 
 
-def test_no_sample_shapes_anothers_gradient() -> None:
+def test_no_sample_shapes_anothers_gradient():
     """In a plain batch it would: the loss is of means over the batch.
 
     Without the third sample the sum differs by that sample's gradient, of length 0.5 at most.
     """
 
-    def together(batch: Batch) -> LossTerms:
+    def together(batch):
         return {"x": (batch.features.mean() - 1).square() * batch.inputs.mean().exp()}
 
     sums = []
@@ -240,13 +230,13 @@ ODD = [float("nan"), float("inf"), -float("inf"), 1e38, 3e38]
 
 
 @pytest.mark.parametrize("odd", ODD)
-def test_a_gradient_that_is_not_finite_counts_as_zero_and_a_huge_one_is_bounded(odd: float) -> None:
+def test_a_gradient_that_is_not_finite_counts_as_zero_and_a_huge_one_is_bounded(odd):
     """The odd sample's numbers are odd, or one of them, or its loss overflows.
 
     The step of the other sample stays what it was, but for a length of 0.5 at most.
     """
 
-    def squared(batch: Batch) -> LossTerms:
+    def squared(batch):
         return {"x": (batch.features + batch.inputs.sum(1, keepdim=True)).square().sum()}
 
     for loss in (downhill, squared):
@@ -265,7 +255,7 @@ def test_a_gradient_that_is_not_finite_counts_as_zero_and_a_huge_one_is_bounded(
 
 
 @pytest.mark.parametrize("odd", ODD)
-def test_training_says_nothing_of_a_loss_that_is_not_finite(odd: float) -> None:
+def test_training_says_nothing_of_a_loss_that_is_not_finite(odd):
     """Whether a loss is finite would tell of a single sample, which differential privacy forbids.
 
     Without it, training raises an error that says in which epoch the loss diverged.
@@ -281,16 +271,16 @@ def test_training_says_nothing_of_a_loss_that_is_not_finite(odd: float) -> None:
 class Counting(nn.Linear):
     """A layer that changes a buffer whenever it trains, as batch normalisation does."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(2, 1)
         self.register_buffer("seen", torch.zeros(()))
 
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+    def forward(self, inputs):
         self.seen += inputs.sum()
         return super().forward(inputs)
 
 
-def test_a_network_that_changes_buffers_while_it_trains_is_refused() -> None:
+def test_a_network_that_changes_buffers_while_it_trains_is_refused():
     private = dp_step(SplitModel(Counting(), nn.Identity()), 10)
     said = r"dp = .sample.: this network changes 0\.body\.seen while it trains"
 
@@ -299,9 +289,7 @@ def test_a_network_that_changes_buffers_while_it_trains_is_refused() -> None:
 
 
 @pytest.mark.parametrize("empty", [False, True])
-def test_the_noise_is_sigma_times_c_over_the_expected_batch_even_where_nobody_is_drawn(
-    empty: bool,
-) -> None:
+def test_the_noise_is_sigma_times_c_over_the_expected_batch_even_where_nobody_is_drawn(empty):
     """Each of 20,000 weights has its own noise: σ is 3, C is 0.2, and five samples are expected.
 
     If nobody is drawn a stand-in sample is passed on, which does not count.
@@ -319,15 +307,15 @@ def test_the_noise_is_sigma_times_c_over_the_expected_batch_even_where_nobody_is
     assert float(body.weight.mean().abs()) < 0.01
 
 
-def test_samples_are_drawn_each_by_itself_and_by_no_seed() -> None:
+def test_samples_are_drawn_each_by_itself_and_by_no_seed():
     """No seed says either how a drawn sample is changed, or which of its features are dropped.
 
     Of 200 samples each is drawn with probability 0.1, in ten batches of each of twenty epochs.
     """
     data = Samples(torch.arange(200.0).view(200, 1), torch.zeros(200, dtype=torch.int64))
-    seeds: set[int] = set()
+    seeds = set()
 
-    def epoch() -> list[list[int]]:
+    def epoch():
         """Return the rows of each batch."""
         private = dp_step(linear(), 200, batch_size=20)
         generator = torch.Generator().manual_seed(1)
@@ -353,16 +341,15 @@ def test_samples_are_drawn_each_by_itself_and_by_no_seed() -> None:
 class Routed(nn.Module):
     """A body that sends each batch to one of two parts, by the batch's first number."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.parts = nn.ModuleList(nn.Linear(2, 1) for _ in range(2))
 
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        features: torch.Tensor = self.parts[int(inputs[0, 0] > 0)](inputs)
-        return features
+    def forward(self, inputs):
+        return self.parts[int(inputs[0, 0] > 0)](inputs)
 
 
-def test_a_part_of_the_network_that_nobody_drawn_goes_through_has_the_noise_all_the_same() -> None:
+def test_a_part_of_the_network_that_nobody_drawn_goes_through_has_the_noise_all_the_same():
     """Otherwise it would stay as it was sent, and tell that nobody was drawn who goes through it.
 
     Weights that do not train stay.
@@ -378,7 +365,7 @@ def test_a_part_of_the_network_that_nobody_drawn_goes_through_has_the_noise_all_
         assert torch.equal(value, before[name]) == name.startswith("head")
 
 
-def test_batch_normalisation_is_refused_by_the_setting_that_replaces_it() -> None:
+def test_batch_normalisation_is_refused_by_the_setting_that_replaces_it():
     """Group normalisation in its place has 16 groups of 48 channels.
 
     With it a sample's features do not depend on the others.

@@ -1,24 +1,21 @@
 """Clients that know few labels: what learns from which samples."""
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 
-from client_app.algorithms.base import ClientAlgorithm, client_half
-from client_app.learning.training import Batch, LossTerms
+from client_app.algorithms.base import client_half
+from client_app.learning.training import Batch
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.maths.losses import positive_unlabelled_risk
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.wire.payloads import Payload
 from tests.support.harness import client_of, run_config
 
-FEW: dict[str, Any] = {"positive_rate": 0.34, "models": "htcnn-1", "feature_dim": 8}
+FEW = {"positive_rate": 0.34, "models": "htcnn-1", "feature_dim": 8}
 """digit-domains gives a client 3 samples of each digit: one of them is labelled."""
 
 
-def algorithm(tmp_path: Path, algo: str = "fedproto", **changes: Any) -> ClientAlgorithm[Any]:
+def algorithm(tmp_path, algo="fedproto", **changes):
     """Return the half of site 1 of 5 in round 2, with global prototypes of classes 0 … 4."""
     site = client_of(run_config(tmp_path, algo=algo, **{**FEW, **changes}), 1, 5)
     client = client_half(CATALOG[algo])(site, 2)
@@ -28,7 +25,7 @@ def algorithm(tmp_path: Path, algo: str = "fedproto", **changes: Any) -> ClientA
     return client
 
 
-def batch(client: ClientAlgorithm[Any], rows: slice = slice(None)) -> Batch:
+def batch(client, rows=slice(None)):
     """Return rows of the training samples as the loop gives them.
 
     Rows 0 … 9 are labelled and 10 … 29 unlabelled.
@@ -40,7 +37,7 @@ def batch(client: ClientAlgorithm[Any], rows: slice = slice(None)) -> Batch:
     return Batch(inputs, data.labels[rows], index, features, client.model.head(features))
 
 
-def batch_loss(client: ClientAlgorithm[Any], some: Batch) -> LossTerms:
+def batch_loss(client, some):
     """Return the terms of the loss that the training loop asks for.
 
     They must be those of `labelled_loss`.
@@ -51,14 +48,14 @@ def batch_loss(client: ClientAlgorithm[Any], some: Batch) -> LossTerms:
     return asked_for
 
 
-def assert_same_terms(found: LossTerms, wanted: LossTerms) -> None:
+def assert_same_terms(found, wanted):
     """Demand the same names in the same order, and values that are equal to the last bit."""
     assert list(found) == list(wanted)
     for name, value in wanted.items():
         assert torch.equal(found[name], value)
 
 
-def test_the_training_set_is_what_is_labelled(tmp_path: Path) -> None:
+def test_the_training_set_is_what_is_labelled(tmp_path):
     """30 samples: ten labelled ones to train on, and twenty apart.
 
     The test set is labelled whole.
@@ -74,7 +71,7 @@ def test_the_training_set_is_what_is_labelled(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("algo", ["local", "fedavg", "fedproto", "fedtgp", "protofed"])
-def test_an_algorithms_own_loss_sees_the_labelled_samples_alone(algo: str, tmp_path: Path) -> None:
+def test_an_algorithms_own_loss_sees_the_labelled_samples_alone(algo, tmp_path):
     """A batch has five labelled and five unlabelled samples; the latter have no gradient."""
     client = algorithm(tmp_path, algo)
     some = batch(client, slice(5, 15))  # five labelled rows, then five unlabelled ones
@@ -86,7 +83,7 @@ def test_an_algorithms_own_loss_sees_the_labelled_samples_alone(algo: str, tmp_p
 
     assert_same_terms(terms, client.loss(labelled))
 
-    total: torch.Tensor = sum(terms.values(), start=torch.zeros(()))
+    total = sum(terms.values(), start=torch.zeros(()))
     (gradient,) = torch.autograd.grad(total, some.features)
 
     assert (gradient[:5].abs().sum(1) > 0).all()
@@ -95,9 +92,7 @@ def test_an_algorithms_own_loss_sees_the_labelled_samples_alone(algo: str, tmp_p
 
 @pytest.mark.parametrize("algo", ["local", "fedavg", "fedproto"])
 @pytest.mark.parametrize("risk", ["unbiased", "non-negative"])
-def test_the_unlabelled_samples_have_a_term_of_their_own(
-    algo: str, risk: str, tmp_path: Path
-) -> None:
+def test_the_unlabelled_samples_have_a_term_of_their_own(algo, risk, tmp_path):
     """With a pu-weight of 0.5, half of FedPU's risk is added; the other terms are as without it."""
     without = algorithm(tmp_path, algo)
     client = algorithm(tmp_path, algo, pu_weight=0.5, pu_risk=risk)
@@ -118,9 +113,7 @@ def test_the_unlabelled_samples_have_a_term_of_their_own(
     assert (gradient[5:].abs().sum(1) > 0).all()
 
 
-def test_a_batch_without_any_label_has_the_loss_of_unlabelled_samples_or_none(
-    tmp_path: Path,
-) -> None:
+def test_a_batch_without_any_label_has_the_loss_of_unlabelled_samples_or_none(tmp_path):
     """It has a loss only if unlabelled samples have a weight."""
     unlabelled = slice(12, 16)
     without = algorithm(tmp_path)
@@ -135,7 +128,7 @@ def test_a_batch_without_any_label_has_the_loss_of_unlabelled_samples_or_none(
 
 
 @pytest.mark.parametrize("algo", ["local", "fedproto"])
-def test_when_all_is_labelled_the_loss_is_the_algorithms_own(algo: str, tmp_path: Path) -> None:
+def test_when_all_is_labelled_the_loss_is_the_algorithms_own(algo, tmp_path):
     """Whatever weight unlabelled samples have, it is that to the last bit, in the same order."""
     client = algorithm(tmp_path, algo, positive_rate=1.0, pu_weight=1.0)
     train_set = client.client.train_set
@@ -149,7 +142,7 @@ def test_when_all_is_labelled_the_loss_is_the_algorithms_own(algo: str, tmp_path
     assert_same_terms(batch_loss(client, everything), client.loss(everything))
 
 
-def test_prototypes_and_their_counts_are_those_of_the_labelled_samples(tmp_path: Path) -> None:
+def test_prototypes_and_their_counts_are_those_of_the_labelled_samples(tmp_path):
     """Two of three samples of each class are labelled."""
     client = algorithm(tmp_path, positive_rate=0.67)
 

@@ -1,7 +1,6 @@
 """The client's private files: which state counts, how many are kept, atomicity, clear errors."""
 
 import errno
-from pathlib import Path
 
 import pytest
 import torch
@@ -10,41 +9,40 @@ from client_app.site.record import StateError
 from client_app.site.state import LostStateError, StateFolder
 from protofl_common.basics.run_history import RunHistory
 from tests.support.accidents import flip_a_bit
-from tests.support.given import Patch, Printed
 
 CPU = torch.device("cpu")
 FIRST = RunHistory(11)
 
 
-def some_state(round_number: int = 3) -> tuple[int, str, dict[str, torch.Tensor]]:
+def some_state(round_number=3):
     """Return the arguments of `StateFolder.save`; the weights are the round's number."""
     model = {"model/w": torch.full((3, 2), float(round_number)), "model/n": torch.tensor(4)}
     return round_number, "cnn4", {**model, "optimizer/0.m": torch.ones(2)}
 
 
-def folder(path: Path, run_history: RunHistory = FIRST, wary: bool = False) -> StateFolder:
+def folder(path, run_history=FIRST, wary=False):
     """Return the states of site-1 below ``path``; a real site is ``wary``, a simulated one not."""
     return StateFolder(path, "site-1", run_history, is_site=wary)
 
 
-def saved(states: StateFolder, *rounds: int) -> StateFolder:
+def saved(states, *rounds):
     for number in rounds:
         states.save(*some_state(number))
     return states
 
 
-def loaded(states: StateFolder, before: int) -> int:
+def loaded(states, before):
     """Return the round whose state a client would start from in round ``before``."""
     tensors, number = states.load(before, "cnn4", CPU)
     assert float(tensors["model/w"][0, 0]) == number
     return number
 
 
-def names(path: Path) -> list[str]:
+def names(path):
     return sorted(file.name for file in (path / "site-1").iterdir())
 
 
-def test_a_state_comes_back_as_it_was_saved(tmp_path: Path) -> None:
+def test_a_state_comes_back_as_it_was_saved(tmp_path):
     """Before round 4 the newest is that of round 3; the file's name has the Flower run, 11."""
     states = folder(tmp_path / "new" / "folder")
 
@@ -61,7 +59,7 @@ def test_a_state_comes_back_as_it_was_saved(tmp_path: Path) -> None:
     assert names(tmp_path / "new" / "folder") == ["000003-11.safetensors"]
 
 
-def test_a_round_starts_from_the_last_state_before_it(tmp_path: Path) -> None:
+def test_a_round_starts_from_the_last_state_before_it(tmp_path):
     states = saved(folder(tmp_path), 2, 5)
 
     assert [loaded(states, before) for before in (6, 5, 4, 3)] == [5, 2, 2, 2]
@@ -70,9 +68,7 @@ def test_a_round_starts_from_the_last_state_before_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wary", [False, True])
-def test_three_states_are_kept_and_half_a_one_of_a_killed_client_goes(
-    wary: bool, tmp_path: Path
-) -> None:
+def test_three_states_are_kept_and_half_a_one_of_a_killed_client_goes(wary, tmp_path):
     """The half one is a temporary file. A real site (``wary``) keeps as many of its states."""
     states = saved(StateFolder(tmp_path, "site-1", FIRST, is_site=wary), 1)
     (tmp_path / "site-1" / "000002-11.safetensors.77.tmp" / "half").mkdir(parents=True)
@@ -94,9 +90,7 @@ def test_three_states_are_kept_and_half_a_one_of_a_killed_client_goes(
     assert names(tmp_path) == ["000007-11.safetensors"]
 
 
-def test_a_resumed_run_does_not_use_what_the_stopped_one_left_of_rounds_that_do_not_count(
-    tmp_path: Path,
-) -> None:
+def test_a_resumed_run_does_not_use_what_the_stopped_one_left_of_rounds_that_do_not_count(tmp_path):
     """Run 12 goes on from round 5 of run 11, whose round 6 does not count."""
     saved(folder(tmp_path), 4, 5, 6)  # the server died before it could merge round 6
     again = folder(tmp_path, FIRST.continued_by(12, 5))
@@ -113,7 +107,7 @@ def test_a_resumed_run_does_not_use_what_the_stopped_one_left_of_rounds_that_do_
     ]
 
 
-def test_a_client_still_at_work_for_the_stopped_run_disturbs_nothing(tmp_path: Path) -> None:
+def test_a_client_still_at_work_for_the_stopped_run_disturbs_nothing(tmp_path):
     """Run 12 goes on from round 5 of run 11, of which a process still writes round 6."""
     stopped = folder(tmp_path)
     again = folder(tmp_path, FIRST.continued_by(12, 5))
@@ -139,18 +133,14 @@ def test_a_client_still_at_work_for_the_stopped_run_disturbs_nothing(tmp_path: P
         ("cnn4", "fedper (0b)", r"use = 'local \(0a\)', not 'fedper \(0b\)'"),
     ],
 )
-def test_a_state_of_another_network_or_algorithm_is_an_error(
-    arch: str, use: str, said: str, tmp_path: Path
-) -> None:
+def test_a_state_of_another_network_or_algorithm_is_an_error(arch, use, said, tmp_path):
     StateFolder(tmp_path, "site-1", FIRST, use="local (0a)").save(*some_state())
 
     with pytest.raises(StateError, match=f"was stored with {said}"):
         StateFolder(tmp_path, "site-1", FIRST, use=use).load(4, arch, CPU)
 
 
-def test_a_damaged_file_is_an_error_unless_there_is_a_state_before_it(
-    tmp_path: Path, capsys: Printed
-) -> None:
+def test_a_damaged_file_is_an_error_unless_there_is_a_state_before_it(tmp_path, capsys):
     """One bit is flipped in the first case; in the second the file is something else."""
     of_round_3 = tmp_path / "site-1" / "000003-11.safetensors"
     states = saved(folder(tmp_path), 3)
@@ -170,7 +160,7 @@ def test_a_damaged_file_is_an_error_unless_there_is_a_state_before_it(
 IS_MISSING = r"site-1: .*/site-1/000004-\*, its state after round 4, is missing; "
 
 
-def test_a_state_older_than_the_round_that_counted_last_is_lost(tmp_path: Path) -> None:
+def test_a_state_older_than_the_round_that_counted_last_is_lost(tmp_path):
     """``counted``, the last argument of `load`: the round in which the server last counted a reply.
 
     A real site (``wary``) does not take its state for lost by a server's word alone.
@@ -190,7 +180,7 @@ def test_a_state_older_than_the_round_that_counted_last_is_lost(tmp_path: Path) 
     assert folder(tmp_path, wary=True).load(5, "cnn4", CPU, 4)[1] == 3
 
 
-def test_a_state_under_the_name_of_another_round_is_an_error(tmp_path: Path) -> None:
+def test_a_state_under_the_name_of_another_round_is_an_error(tmp_path):
     states = saved(folder(tmp_path), 2)
     own = tmp_path / "site-1"
     (own / "000002-11.safetensors").rename(own / "000003-11.safetensors")
@@ -199,7 +189,7 @@ def test_a_state_under_the_name_of_another_round_is_an_error(tmp_path: Path) -> 
         states.load(4, "cnn4", CPU)
 
 
-def test_a_damaged_state_that_counted_is_lost_though_there_is_an_older_one(tmp_path: Path) -> None:
+def test_a_damaged_state_that_counted_is_lost_though_there_is_an_older_one(tmp_path):
     states = saved(folder(tmp_path), 2, 3)
     (tmp_path / "site-1" / "000003-11.safetensors").write_bytes(b"not a state at all")
 
@@ -210,8 +200,8 @@ def test_a_damaged_state_that_counted_is_lost_though_there_is_an_older_one(tmp_p
 
 @pytest.mark.parametrize("earlier", [(), ((4711, 0),), ((4711, 2),), ((4711, 99),)])
 def test_a_site_removes_nothing_of_other_flower_runs_whatever_run_history_the_server_tells(
-    earlier: tuple[tuple[int, int], ...], tmp_path: Path
-) -> None:
+    earlier, tmp_path
+):
     """``earlier``: the Flower runs that run 12 is said to go on from, each with its last round."""
     saved(folder(tmp_path, RunHistory(4711)), 1, 2)
 
@@ -223,14 +213,14 @@ def test_a_site_removes_nothing_of_other_flower_runs_whatever_run_history_the_se
     assert of_the_other | {"000004-12.safetensors"} <= set(names(tmp_path))
 
 
-def full_disk(*args: object, **kwargs: object) -> None:
+def full_disk(*args, **kwargs):
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
 @pytest.mark.parametrize(
     "where", ["os.replace", "protofl_common.basics.tensorfile.save_file", "os.fsync"]
 )
-def test_a_full_disk_leaves_the_old_state(where: str, tmp_path: Path, monkeypatch: Patch) -> None:
+def test_a_full_disk_leaves_the_old_state(where, tmp_path, monkeypatch):
     """Writing fails at the place ``where``."""
     is_site = where == "os.fsync"  # simulated clients wait for no disk
     states = saved(folder(tmp_path, wary=is_site), 2, 3)

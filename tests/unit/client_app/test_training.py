@@ -4,8 +4,6 @@ import dataclasses
 import re
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,10 +11,7 @@ import torch
 from torch.nn import functional
 
 from client_app.learning.training import (
-    Batch,
     FusedStep,
-    Loss,
-    LossTerms,
     Step,
     TrainingError,
     for_epochs,
@@ -25,15 +20,11 @@ from client_app.learning.training import (
     shuffled_batches,
     train,
 )
-from protofl_common.config.sections import TrainingSettings
 from protofl_common.experiment.settings import Settings, default_run_config
-from protofl_common.models.split import SplitModel
 from tests.support.models import cross_entropy, settings, some_data, some_model
 
 
-def step_of(
-    model: SplitModel, loss: Loss, chosen: TrainingSettings, kind: type[Step] = FusedStep
-) -> Step:
+def step_of(model, loss, chosen, kind=FusedStep):
     """Return a step of training: a fused one, as most algorithms have it, unless ``kind`` differs.
 
     ``chosen`` are the settings of training.
@@ -41,14 +32,14 @@ def step_of(
     return kind([model], make_optimizer([model], chosen), loss)
 
 
-def test_a_batch_says_which_samples_of_the_training_set_it_has() -> None:
+def test_a_batch_says_which_samples_of_the_training_set_it_has():
     """``batch.index`` says it in every epoch; what the model makes of them stands beside it."""
     data = some_data()
     model = some_model()
     chosen = settings(local_epochs=3, lr=1e-9)  # so that the model stays what it is
-    seen: list[int] = []
+    seen = []
 
-    def watching(batch: Batch) -> LossTerms:
+    def watching(batch):
         assert torch.equal(batch.inputs, data.inputs[batch.index])
         assert torch.equal(batch.labels, data.labels[batch.index])
         assert batch.index.dtype == torch.int64
@@ -68,22 +59,20 @@ def test_a_batch_says_which_samples_of_the_training_set_it_has() -> None:
     assert epochs[0] != epochs[1]
 
 
-def step_of_two(
-    model: SplitModel, other: torch.nn.Module, loss: Loss, chosen: TrainingSettings
-) -> Step:
+def step_of_two(model, other, loss, chosen):
     """Return a step with one optimizer over two modules, as for a second loop in a round."""
     return Step([model, other], make_optimizer([model, other], chosen), loss)
 
 
-def test_an_algorithm_may_choose_its_epochs_and_every_module_of_the_step_trains() -> None:
+def test_an_algorithm_may_choose_its_epochs_and_every_module_of_the_step_trains():
     """It chooses three epochs of two batches, where the settings have one epoch."""
     model = some_model()
     other = torch.nn.Linear(4, 4).eval()
     before = other.weight.detach().clone()
     chosen = for_epochs(settings(local_epochs=1), 3)
-    was_training: list[bool] = []
+    was_training = []
 
-    def through_both(batch: Batch) -> LossTerms:
+    def through_both(batch):
         was_training.append(other.training)
         return {"cross-entropy": functional.cross_entropy(other(batch.logits), batch.labels)}
 
@@ -93,14 +82,14 @@ def test_an_algorithm_may_choose_its_epochs_and_every_module_of_the_step_trains(
     assert not torch.equal(other.weight, before)
 
 
-def test_every_module_of_the_step_is_checked() -> None:
+def test_every_module_of_the_step_is_checked():
     """A buffer that becomes NaN is found, though no loss looks at it."""
     model = some_model()
     other = torch.nn.Linear(4, 4)
     other.register_buffer("spoilt", torch.zeros(1))
     chosen = settings(local_epochs=1)
 
-    def spoiling(batch: Batch) -> LossTerms:
+    def spoiling(batch):
         other.spoilt.fill_(torch.nan)
         return cross_entropy(batch)
 
@@ -117,22 +106,22 @@ def test_every_module_of_the_step_is_checked() -> None:
     (7, True, True, [7]),  # the only batch
 ])  # fmt: skip
 def test_a_small_last_batch_joins_its_neighbour_or_is_left_out_when_asked(
-    samples: int, no_single: bool, drop_last: bool, sizes: list[int]
-) -> None:
+    samples, no_single, drop_last, sizes
+):
     batches = shuffled_batches(
         some_data(samples), 10, torch.Generator(), no_single=no_single, drop_last=drop_last
     )
     assert [len(labels) for _, labels, _ in batches] == sizes
 
 
-def test_a_network_with_batch_normalisation_trains_on_eleven_samples() -> None:
+def test_a_network_with_batch_normalisation_trains_on_eleven_samples():
     step = step_of(some_model("resnet10"), cross_entropy, settings())
     losses = train(step, some_data(11), settings(), seed=3)
 
     assert losses["total"] > 0
 
 
-def test_losses_are_means_over_the_samples_that_were_seen() -> None:
+def test_losses_are_means_over_the_samples_that_were_seen():
     """Three samples of 23 are left out in each epoch; a term of 1 has a mean of 1 all the same.
 
     The total is the sum of the terms.
@@ -140,7 +129,7 @@ def test_losses_are_means_over_the_samples_that_were_seen() -> None:
     chosen = settings(drop_last=True, local_epochs=3)
     constant = {"one": torch.tensor(1.0), "two": torch.tensor(2.0)}
 
-    def loss(batch: Batch) -> LossTerms:
+    def loss(batch):
         return {"zero": batch.features.sum() * 0, **constant}
 
     losses = train(step_of(some_model(), loss, chosen), some_data(), chosen, 3)
@@ -153,11 +142,11 @@ def test_losses_are_means_over_the_samples_that_were_seen() -> None:
     }
 
 
-def test_a_weight_that_is_not_finite_is_an_error_that_says_what_to_try() -> None:
+def test_a_weight_that_is_not_finite_is_an_error_that_says_what_to_try():
     """The gradient of the last step is NaN, as that of √x at 0, and no loss follows to show it."""
     chosen = settings(batch_size=100, local_epochs=1)
 
-    def finite_with_a_bad_gradient(batch: Batch) -> LossTerms:
+    def finite_with_a_bad_gradient(batch):
         return {"one": (batch.logits - batch.logits.detach()).abs().sqrt().sum()}
 
     step = step_of(some_model(), finite_with_a_bad_gradient, chosen)
@@ -167,7 +156,7 @@ def test_a_weight_that_is_not_finite_is_an_error_that_says_what_to_try() -> None
         train(step, some_data(), chosen, seed=3)
 
 
-def test_a_loss_that_explodes_is_an_error_that_says_when_and_what_to_try() -> None:
+def test_a_loss_that_explodes_is_an_error_that_says_when_and_what_to_try():
     chosen = settings(lr=1e12)
     step = step_of(some_model(), cross_entropy, chosen)
 
@@ -179,7 +168,7 @@ def test_a_loss_that_explodes_is_an_error_that_says_when_and_what_to_try() -> No
     ("kind", "strided"), [(Step, ""), (Step, "gradients"), (Step, "weights"), (FusedStep, "")]
 )
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_training_equals_a_plain_loop(optimizer: str, kind: type[Step], strided: str) -> None:
+def test_training_equals_a_plain_loop(optimizer, kind, strided):
     """It does so too where gradients and weights are not laid out in memory alike.
 
     ``strided``: which of the two have their channels last ("" for neither).
@@ -189,10 +178,10 @@ def test_training_equals_a_plain_loop(optimizer: str, kind: type[Step], strided:
     ours = some_model()
     plain = some_model()
 
-    def layout_of(what: str) -> torch.memory_format:
+    def layout_of(what):
         return torch.channels_last if what == strided else torch.contiguous_format
 
-    def lay_out_gradients_anew() -> None:
+    def lay_out_gradients_anew():
         for weight in ours.parameters():
             if weight.grad is not None and weight.ndim == 4:
                 weight.grad = weight.grad.contiguous(memory_format=layout_of("gradients"))
@@ -222,7 +211,7 @@ def test_training_equals_a_plain_loop(optimizer: str, kind: type[Step], strided:
     torch.testing.assert_close(ours.state_dict(), plain.state_dict())
 
 
-def test_gradients_of_what_the_optimizer_trains_beside_the_modules_begin_anew() -> None:
+def test_gradients_of_what_the_optimizer_trains_beside_the_modules_begin_anew():
     """So must those of Ditto's other model, or of a layer that another package's method trains.
 
     The gradient of the term is 1, and each of two steps moves it by 0.5. If gradients were added
@@ -240,10 +229,10 @@ def test_gradients_of_what_the_optimizer_trains_beside_the_modules_begin_anew() 
 
 
 @pytest.mark.parametrize("others", [{}, {"a": torch.zeros(())}])
-def test_a_term_that_is_no_single_number_is_named(others: LossTerms) -> None:
+def test_a_term_that_is_no_single_number_is_named(others):
     """It is named whether or not the loss has other terms beside it."""
 
-    def loss(batch: Batch) -> LossTerms:
+    def loss(batch):
         return others | {"mine": batch.logits.square().mean(0)}
 
     step = step_of(some_model(), loss, settings())
@@ -252,13 +241,13 @@ def test_a_term_that_is_no_single_number_is_named(others: LossTerms) -> None:
         train(step, some_data(), settings(), seed=1)
 
 
-def test_a_loss_that_is_no_dictionary_is_refused() -> None:
-    step = step_of(some_model(), lambda batch: batch.logits.square().mean(), settings())  # type: ignore[arg-type]
+def test_a_loss_that_is_no_dictionary_is_refused():
+    step = step_of(some_model(), lambda batch: batch.logits.square().mean(), settings())
     with pytest.raises(TypeError, match="dictionary of named terms, not Tensor"):
         train(step, some_data(), settings(), seed=1)
 
 
-def test_the_same_seed_gives_the_same_model_with_dropout_too() -> None:
+def test_the_same_seed_gives_the_same_model_with_dropout_too():
     """The seeds are 4, 4 and 5; dropout draws random numbers while the model trains."""
     trained = []
     for seed in (4, 4, 5):
@@ -278,8 +267,8 @@ def test_the_same_seed_gives_the_same_model_with_dropout_too() -> None:
 )
 @pytest.mark.parametrize("epochs", [1, 2])
 def test_as_many_local_steps_as_batches_are_as_many_epochs(
-    samples: int, drop_last: bool, batches_of_an_epoch: int, epochs: int
-) -> None:
+    samples, drop_last, batches_of_an_epoch, epochs
+):
     """Losses and weights are the same to the last bit; local-epochs has no effect then."""
     steps = epochs * batches_of_an_epoch
     trained = []
@@ -296,11 +285,11 @@ def test_as_many_local_steps_as_batches_are_as_many_epochs(
         assert torch.equal(weights_after_steps[name], value)
 
 
-def sizes_of_batches(chosen: TrainingSettings) -> list[int]:
+def sizes_of_batches(chosen):
     """Return the sizes of the batches of a training on 23 samples."""
-    sizes: list[int] = []
+    sizes = []
 
-    def watching(batch: Batch) -> LossTerms:
+    def watching(batch):
         sizes.append(len(batch.labels))
         return cross_entropy(batch)
 
@@ -309,12 +298,12 @@ def sizes_of_batches(chosen: TrainingSettings) -> list[int]:
 
 
 @pytest.mark.parametrize("steps", [1, 4, 7])
-def test_local_steps_end_in_the_midst_of_an_epoch_or_after_several(steps: int) -> None:
+def test_local_steps_end_in_the_midst_of_an_epoch_or_after_several(steps):
     chosen = settings(batch_size=10, local_steps=steps)
     assert sizes_of_batches(chosen) == ([10, 10, 3] * 3)[:steps]
 
 
-def test_epochs_that_an_algorithm_asks_for_itself_are_whole_in_spite_of_local_steps() -> None:
+def test_epochs_that_an_algorithm_asks_for_itself_are_whole_in_spite_of_local_steps():
     chosen = for_epochs(settings(batch_size=10, local_steps=4), 2)
     assert sizes_of_batches(chosen) == [10, 10, 3] * 2
 
@@ -324,9 +313,7 @@ def test_epochs_that_an_algorithm_asks_for_itself_are_whole_in_spite_of_local_st
     ({"lr-schedule": "cosine"}, [1.0, 0.93301, 0.75, 0.5, 0.25, 0.06699]),
     ({"lr-schedule": "step", "lr-step": 2, "lr-decay": 0.1}, [1.0, 1.0, 0.1, 0.1, 0.01, 0.01]),
 ])  # fmt: skip
-def test_the_learning_rate_is_a_function_of_the_rounds_number(
-    schedule: dict[str, Any], wanted: list[float]
-) -> None:
+def test_the_learning_rate_is_a_function_of_the_rounds_number(schedule, wanted):
     """``wanted``: the rate of each of six rounds as a part of the first one's.
 
     No other setting changes with the round.
@@ -388,7 +375,7 @@ epoch()
 
 
 @pytest.mark.slow
-def test_an_epoch_over_twice_the_memory_is_the_same_as_with_enough(tmp_path: Path) -> None:
+def test_an_epoch_over_twice_the_memory_is_the_same_as_with_enough(tmp_path):
     """A process trains without a limit, with too little memory, and with inputs on the disk.
 
     The limit is half of the images' bytes, the last two times.

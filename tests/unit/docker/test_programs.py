@@ -8,16 +8,13 @@ import ssl
 import stat
 import subprocess
 import threading
-from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from pathlib import Path
 
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from tests.support.given import Patch, Printed
 from tests.support.programs import program
 
 certificates = program("certificates")
@@ -29,15 +26,15 @@ result = program("result")
 class Answers(BaseHTTPRequestHandler):
     """A server that answers every request with the status in its path, such as /503."""
 
-    def do_GET(self) -> None:
+    def do_GET(self):
         self.send_response(int(self.path.removeprefix("/")))
         self.end_headers()
 
-    def log_message(self, *_: object) -> None: ...
+    def log_message(self, *_): ...
 
 
 @pytest.fixture(scope="module")
-def address() -> Iterator[str]:
+def address():
     """The address of a server that `Answers`."""
     with HTTPServer(("127.0.0.1", 0), Answers) as server:
         thread = threading.Thread(target=server.serve_forever)
@@ -55,15 +52,13 @@ def address() -> Iterator[str]:
     ("http://127.0.0.1:1/health", 1, "refused"),
     ("", 1, "names nothing"),
 ])  # fmt: skip
-def test_every_address_must_answer(
-    urls: str, code: int, expected: str, address: str, monkeypatch: Patch, capsys: Printed
-) -> None:
+def test_every_address_must_answer(urls, code, expected, address, monkeypatch, capsys):
     monkeypatch.setenv("HEALTH_URLS", urls.format(address))
     assert health.main() == code
     assert expected in capsys.readouterr().out
 
 
-def test_the_result_names_each_site_with_its_accuracy(tmp_path: Path, capsys: Printed) -> None:
+def test_the_result_names_each_site_with_its_accuracy(tmp_path, capsys):
     summary = {
         "algorithm": "FedTGP",
         "dataset": "digit-domains",
@@ -91,7 +86,7 @@ def test_the_result_names_each_site_with_its_accuracy(tmp_path: Path, capsys: Pr
     ]
 
 
-def test_a_folder_without_a_result_is_named(tmp_path: Path, capsys: Printed) -> None:
+def test_a_folder_without_a_result_is_named(tmp_path, capsys):
     assert result.main(tmp_path / "nowhere") == 1
     assert "summary.json" in capsys.readouterr().out
 
@@ -105,7 +100,7 @@ exec cat "$1-$((n + 0))"
 
 
 @pytest.fixture
-def flwr(tmp_path: Path, monkeypatch: Patch) -> Path:
+def flwr(tmp_path, monkeypatch):
     """A folder with a script ``flwr``, whose every call prints a file of this folder.
 
     The n-th call of ``flwr log`` prints log-n, that of ``flwr ls`` ls-n; without it they fail.
@@ -118,14 +113,12 @@ def flwr(tmp_path: Path, monkeypatch: Patch) -> Path:
     return tmp_path
 
 
-def status(text: str) -> str:
+def status(text):
     return json.dumps({"success": True, "runs": [{"status": text}]})
 
 
 @pytest.mark.parametrize(("end", "code"), [("completed", 0), ("failed", 1), ("stopped", 1)])
-def test_following_a_run_shows_its_log_and_exits_with_how_it_ended(
-    end: str, code: int, flwr: Path, capsys: Printed
-) -> None:
+def test_following_a_run_shows_its_log_and_exits_with_how_it_ended(end, code, flwr, capsys):
     (flwr / "log-1").write_text("one\ntwo\n")
     (flwr / "ls-1").write_text(status(f"finished:{end}"))
 
@@ -133,7 +126,7 @@ def test_following_a_run_shows_its_log_and_exits_with_how_it_ended(
     assert capsys.readouterr().out == f"one\ntwo\nrun 7: finished:{end}\n"
 
 
-def test_after_a_break_each_line_is_shown_once(flwr: Path, capsys: Printed) -> None:
+def test_after_a_break_each_line_is_shown_once(flwr, capsys):
     """The log breaks off in the second line; the calls after it fail, and then one has it all."""
     (flwr / "log-1").write_text("one\ntw")
     (flwr / "log-3").write_text("one\ntwo\nthree\n")
@@ -144,21 +137,19 @@ def test_after_a_break_each_line_is_shown_once(flwr: Path, capsys: Printed) -> N
     assert capsys.readouterr().out == "one\ntwo\nthree\nrun 7: finished:completed\n"
 
 
-def test_a_superlink_that_never_answers_is_given_up(
-    flwr: Path, monkeypatch: Patch, capsys: Printed
-) -> None:
+def test_a_superlink_that_never_answers_is_given_up(flwr, monkeypatch, capsys):
     monkeypatch.setattr(follow, "SILENCE_SECONDS", 0.05)
     assert follow.main("7") == 1
     assert "no answer from the SuperLink" in capsys.readouterr().out
 
 
-def make(folder: Path, *arguments: str) -> int:
+def make(folder, *arguments):
     """Run certificates.py for a folder; return its exit status."""
     return int(certificates.main([str(folder), *arguments]))
 
 
 @pytest.fixture
-def certs(tmp_path: Path) -> Path:
+def certs(tmp_path):
     """A folder with keys and certificates for a server of three addresses and the site north."""
     folder = tmp_path / "certs"
     servers = ["--server", "my.host", "--server", "10.0.0.5", "--server", "[fd00::5]"]
@@ -166,13 +157,13 @@ def certs(tmp_path: Path) -> Path:
     return folder
 
 
-def contents(folder: Path) -> dict[str, bytes]:
+def contents(folder):
     """Return the content of each file below a folder, by its path there."""
     files = [path for path in folder.rglob("*") if path.is_file()]
     return {str(file.relative_to(folder)): file.read_bytes() for file in files}
 
 
-def test_everything_is_made_and_private_files_are_private(certs: Path, tmp_path: Path) -> None:
+def test_everything_is_made_and_private_files_are_private(certs, tmp_path):
     private = {"ca.key", "server.key", "superexec.secret", "nodes/north"}
     assert contents(certs).keys() == private | {"ca.crt", "server.crt", "nodes/north.pub"}
     for name in contents(certs):
@@ -180,12 +171,12 @@ def test_everything_is_made_and_private_files_are_private(certs: Path, tmp_path:
         assert mode == (0o600 if name in private else 0o644), name
 
 
-def test_without_nodes_there_is_a_place_for_the_keys_that_sites_bring(tmp_path: Path) -> None:
+def test_without_nodes_there_is_a_place_for_the_keys_that_sites_bring(tmp_path):
     assert make(tmp_path, "--server", "my.host") == 0
     assert (tmp_path / "nodes").is_dir()
 
 
-def test_the_certificate_is_for_the_names_and_signed_by_the_authority(certs: Path) -> None:
+def test_the_certificate_is_for_the_names_and_signed_by_the_authority(certs):
     """It names the host and both addresses, is no authority itself, and TLS takes it."""
     authority = x509.load_pem_x509_certificate((certs / "ca.crt").read_bytes())
     server = x509.load_pem_x509_certificate((certs / "server.crt").read_bytes())
@@ -204,7 +195,7 @@ def test_the_certificate_is_for_the_names_and_signed_by_the_authority(certs: Pat
 
 
 @pytest.mark.skipif(not shutil.which("openssl"), reason="no openssl command")
-def test_strict_verification_accepts_the_chain(certs: Path) -> None:
+def test_strict_verification_accepts_the_chain(certs):
     """Some libraries insist on every detail of RFC 5280."""
     checks = ["-x509_strict", "-purpose", "sslserver", "-verify_hostname", "my.host"]
     command = ["openssl", "verify", *checks, "-CAfile", certs / "ca.crt", certs / "server.crt"]
@@ -213,7 +204,7 @@ def test_strict_verification_accepts_the_chain(certs: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_a_nodes_keys_are_a_pair_in_flowers_form(certs: Path) -> None:
+def test_a_nodes_keys_are_a_pair_in_flowers_form(certs):
     private = serialization.load_ssh_private_key((certs / "nodes/north").read_bytes(), None)
     assert isinstance(private, ec.EllipticCurvePrivateKey)
     assert private.curve.name == "secp384r1"
@@ -222,7 +213,7 @@ def test_a_nodes_keys_are_a_pair_in_flowers_form(certs: Path) -> None:
     assert private.public_key() == public
 
 
-def test_repeating_changes_nothing_nor_does_a_full_disk(certs: Path, monkeypatch: Patch) -> None:
+def test_repeating_changes_nothing_nor_does_a_full_disk(certs, monkeypatch):
     before = contents(certs)
     monkeypatch.setattr("os.fdopen", lambda *_: os.stat("/none"))  # an error of the system
 
@@ -237,7 +228,7 @@ def test_repeating_changes_nothing_nor_does_a_full_disk(certs: Path, monkeypatch
     ("secret", {"superexec.secret"}),
     ("north", {"nodes/north", "nodes/north.pub"}),
 ])  # fmt: skip
-def test_renew_replaces_what_it_names(what: str, changed: set[str], certs: Path) -> None:
+def test_renew_replaces_what_it_names(what, changed, certs):
     """Renewing the authority renews the server's certificate too, which it signs.
 
     Nothing else changes: not even the key of ``north.new``, whose name begins as north's.
@@ -262,22 +253,20 @@ def test_renew_replaces_what_it_names(what: str, changed: set[str], certs: Path)
     (("--server", "ü.host"), "or a file in"),
     (("--node", "north", "--renew", "ca"), "give --server"),
 ])  # fmt: skip
-def test_what_does_not_fit_is_refused(
-    arguments: tuple[str, ...], reason: str, certs: Path, capsys: Printed
-) -> None:
+def test_what_does_not_fit_is_refused(arguments, reason, certs, capsys):
     before = contents(certs)
     assert make(certs, *arguments) == 1
     assert reason in capsys.readouterr().err
     assert contents(certs) == before
 
 
-def test_a_private_key_without_its_public_one_is_refused(certs: Path, capsys: Printed) -> None:
+def test_a_private_key_without_its_public_one_is_refused(certs, capsys):
     (certs / "nodes/north.pub").unlink()
     assert make(certs, "--node", "north") == 1
     assert "--renew makes both anew" in capsys.readouterr().err
 
 
-def test_a_foreign_authority_is_refused(certs: Path, tmp_path: Path, capsys: Printed) -> None:
+def test_a_foreign_authority_is_refused(certs, tmp_path, capsys):
     """ca.crt is replaced by that of another folder, whose key is not here."""
     other = tmp_path / "other"
     assert make(other, "--server", "my.host") == 0
@@ -294,9 +283,7 @@ def test_a_foreign_authority_is_refused(certs: Path, tmp_path: Path, capsys: Pri
     assert "is not here" in capsys.readouterr().err
 
 
-def test_an_expired_authority_is_refused(
-    tmp_path: Path, monkeypatch: Patch, capsys: Printed
-) -> None:
+def test_an_expired_authority_is_refused(tmp_path, monkeypatch, capsys):
     """It is made to hold for no day."""
     monkeypatch.setattr(certificates, "CA_DAYS", 0)
     assert make(tmp_path / "old", "--server", "my.host") == 1

@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -17,15 +16,15 @@ import yaml
 from tests.support import ROOT
 
 UNITS = sorted((ROOT / "docker" / "systemd").glob("*.service"))
-PAGE = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "operations.md").read_text()
 
 
-def text_of(path: Path) -> str:
-    return path.read_text(encoding="utf-8")
+def text_of(path):
+    return path.read_text()
 
 
 @pytest.fixture
-def units_here(tmp_path: Path) -> list[str]:
+def units_here(tmp_path):
     """The files of the units, with the paths of this machine in the place of a server's."""
     paths = {
         "/opt/protofl/.venv/bin": str(Path(sys.executable).parent),
@@ -43,7 +42,7 @@ def units_here(tmp_path: Path) -> list[str]:
     return files
 
 
-def test_every_service_of_the_page_has_a_unit_that_starts_it_as_the_page_does() -> None:
+def test_every_service_of_the_page_has_a_unit_that_starts_it_as_the_page_does():
     """The page names the services, and the readme has their commands."""
     commands = "\n".join(text_of(unit).replace("\\\n", " ") for unit in UNITS).split()
     programs = {Path(word).name for word in commands if "/" in word}
@@ -64,7 +63,7 @@ needs_systemd = pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="
 
 
 @needs_systemd
-def test_systemd_reads_the_units(units_here: list[str]) -> None:
+def test_systemd_reads_the_units(units_here):
     command = ["systemd-analyze", "verify", "--man=no", *units_here]
     done = subprocess.run(command, capture_output=True, text=True)
 
@@ -73,7 +72,7 @@ def test_systemd_reads_the_units(units_here: list[str]) -> None:
 
 
 @needs_systemd
-def test_the_page_says_how_exposed_a_site_is(units_here: list[str]) -> None:
+def test_the_page_says_how_exposed_a_site_is(units_here):
     """Systemd rates the unit of a site from 0 (safe) to 10 (exposed)."""
     (site,) = [unit for unit in units_here if "site" in unit]
     command = ["systemd-analyze", "security", "--offline=yes", site]
@@ -85,17 +84,17 @@ def test_the_page_says_how_exposed_a_site_is(units_here: list[str]) -> None:
 
 
 FILE = ROOT / "docker" / "compose.yaml"
-SERVICES: dict[str, dict[str, Any]] = yaml.safe_load(FILE.read_text(encoding="utf-8"))["services"]
+SERVICES = yaml.safe_load(FILE.read_text())["services"]
 
 
-def mounts(service: str) -> dict[str, str]:
+def mounts(service):
     """Return where each volume of a service is mounted, with ``:ro`` if it cannot be written."""
     entries = SERVICES[service].get("volumes", ())
     return dict(entry.split(":", 1) for entry in entries)
 
 
 @pytest.mark.parametrize("service", SERVICES)
-def test_a_container_can_do_no_more_than_it_must(service: str) -> None:
+def test_a_container_can_do_no_more_than_it_must(service):
     """It has no capabilities, a read-only root, and limits of memory, processes and log."""
     facts = SERVICES[service]
     is_init = service == "init"  # which makes the volumes of the others, as root
@@ -113,7 +112,7 @@ def test_a_container_can_do_no_more_than_it_must(service: str) -> None:
     assert not {"privileged", "ports", "devices", "pid", "ipc"} & facts.keys()
 
 
-def test_each_role_has_its_own_keys_and_cannot_change_them() -> None:
+def test_each_role_has_its_own_keys_and_cannot_change_them():
     """A service has the volume of its own keys, read-only, and never that of the authority."""
     for service in set(SERVICES) - {"init"}:
         volumes = mounts(service)
@@ -125,14 +124,14 @@ def test_each_role_has_its_own_keys_and_cannot_change_them() -> None:
 
 
 @pytest.mark.parametrize("site", ["north", "south", "east"])
-def test_a_site_meets_nobody_but_the_gate(site: str) -> None:
+def test_a_site_meets_nobody_but_the_gate(site):
     """The gate is the proxy before the SuperLink; a site shares a network with it alone."""
     (network,) = SERVICES[site]["networks"]
     members = {name for name, facts in SERVICES.items() if network in facts.get("networks", ())}
     assert members == {site, "gate"}
 
 
-def test_the_page_renews_certificates_with_what_init_hands_out(tmp_path: Path) -> None:
+def test_the_page_renews_certificates_with_what_init_hands_out(tmp_path):
     """The SuperLink and the door get the new certificate, and all others the same authority.
 
     What the page's first command runs in the container of ``init`` is run here with paths of this
@@ -148,7 +147,7 @@ def test_the_page_renews_certificates_with_what_init_hands_out(tmp_path: Path) -
     programs = tmp_path / "app" / "docker"
     programs.mkdir(parents=True)
 
-    def here(text: str) -> str:
+    def here(text):
         text = re.sub("/(authority|keys/|app/)", rf"{tmp_path}/\1", text)
         return text.replace("owner=protofl", f"owner={os.getuid()}")
 
@@ -156,7 +155,7 @@ def test_the_page_renews_certificates_with_what_init_hands_out(tmp_path: Path) -
         (programs / name).write_text(here(text_of(ROOT / "docker" / name)))
     path = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
 
-    def run(command: str) -> dict[str, bytes]:
+    def run(command):
         """Run a command of the shell; return the certificate, or authority, of each role."""
         subprocess.run(["sh", "-euc", here(command)], env=path, check=True, capture_output=True)
         certificates = {role: (tmp_path / "keys" / role / "ca.crt").read_bytes() for role in roles}

@@ -13,7 +13,7 @@ from protofl_common.flower import TRIED_ON, needing_flowers_names
     "import flwr.supercore.NoSuchName",
     "import flwr; flwr.NoSuchName",
 ])  # fmt: skip
-def test_a_name_that_flower_lacks_is_named_with_the_versions(statement: str) -> None:
+def test_a_name_that_flower_lacks_is_named_with_the_versions(statement):
     expected = rf"^Flower {version('flwr')} lacks .*NoSuchName.* tried on, {' or '.join(TRIED_ON)}$"
     with pytest.raises(SettingsError, match=expected), needing_flowers_names():
         exec(statement)

@@ -1,6 +1,5 @@
 """Ditto, two rounds: FedAvg, and the personal model's step by hand."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -37,7 +36,7 @@ class DittoClient(plain.PlainClient):
 
 
 @pytest.mark.parametrize("lambda_", [0.5, 4.0])
-def test_two_rounds_equal_an_independent_script(lambda_: float, tmp_path: Path) -> None:
+def test_two_rounds_equal_an_independent_script(lambda_, tmp_path):
     """The global weights are FedAvg's, the models left the personal ones; only w travels."""
     settings = {"lr": 0.02, "ditto__lambda": lambda_, **plain.UNEQUAL}
     outcome, clients = plain.side_by_side(tmp_path, DittoClient, algo="ditto", **settings)
@@ -49,17 +48,17 @@ def test_two_rounds_equal_an_independent_script(lambda_: float, tmp_path: Path) 
     plain.assert_only_weights_travel(outcome, weights)
 
 
-def test_a_client_that_joins_later_begins_with_the_global_model(tmp_path: Path) -> None:
+def test_a_client_that_joins_later_begins_with_the_global_model(tmp_path):
     """One client of three is asked a round, in two rounds: two begin, one after the other.
 
     The third, which never trains, is evaluated with the global model.
     """
     one_of_three = {"participation": 0.34}
     config = run_config(tmp_path, algo="ditto", models="htcnn-1", test_samples=20, **one_of_three)
-    first_rounds: dict[str, int] = {}
+    first_rounds = {}
     fit = Ditto.fit
 
-    def noted(self: Ditto) -> dict[str, float]:
+    def noted(self):
         if self.client.name not in first_rounds:
             first_rounds[self.client.name] = self.round
             plain.assert_equal(self.personal.state_dict(), self.model.state_dict())

@@ -3,8 +3,6 @@
 All that is in a state dict is averaged.
 """
 
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -38,7 +36,7 @@ class Client(plain.PlainClient):
 
 
 @pytest.mark.parametrize(("algo", "lambda_"), [("fedavg", 0.0), ("fedproto-avg", 2.0)])
-def test_two_rounds_equal_an_independent_script(algo: str, lambda_: float, tmp_path: Path) -> None:
+def test_two_rounds_equal_an_independent_script(algo, lambda_, tmp_path):
     """The weights, with all that batch normalisation counts, and FedProto's prototypes."""
     settings = plain.UNEQUAL | {"total_samples": 100, "fedproto_avg__lambda": lambda_}
     outcome, clients = plain.side_by_side(tmp_path, Client, ARCH, algo=algo, **settings)
@@ -47,7 +45,7 @@ def test_two_rounds_equal_an_independent_script(algo: str, lambda_: float, tmp_p
     assert all(n % 10 != 1 for n in sizes)  # a batch of one would have no batch normalisation
 
     weights = plain.copied(clients[0].model)
-    prototypes: Table = {}
+    prototypes = {}
     for number in (1, 2):
         states = []
         for client in clients:

@@ -3,13 +3,10 @@
 These are each client's own, and never on the wire.
 """
 
-from pathlib import Path
-
 import torch
 
 from tests.support import plain
 from tests.support.declaration import Declared
-from tests.support.given import Printed
 from tests.support.harness import run_config, run_federation
 
 DECLARED = Declared(weights=True, stays=("norm.",))
@@ -23,7 +20,7 @@ def normalising(model: torch.nn.Module) -> set[str]:
     return {name for name in names if name.rpartition(".")[0] in layers}
 
 
-def test_two_rounds_equal_an_independent_script(tmp_path: Path) -> None:
+def test_two_rounds_equal_an_independent_script(tmp_path):
     """The averaged weights and the clients' models are the script's; nothing else travels."""
     outcome, clients = plain.side_by_side(
         tmp_path, plain.SharingClient, ARCH, algo="fedbn", **plain.UNEQUAL
@@ -40,9 +37,7 @@ def test_two_rounds_equal_an_independent_script(tmp_path: Path) -> None:
     plain.assert_only_weights_travel(outcome, shared)
 
 
-def test_a_network_without_normalisation_is_said_to_be_averaged_whole(
-    tmp_path: Path, capsys: Printed
-) -> None:
+def test_a_network_without_normalisation_is_said_to_be_averaged_whole(tmp_path, capsys):
     small = {"models": "htcnn-1", "test_samples": 20, "rounds": 1}
     run_federation(run_config(tmp_path, algo="fedbn", **small), clients=2)
     warning = "warning: htcnn-1 has no normalisation layers, so fedbn is fedavg"

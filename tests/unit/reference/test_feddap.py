@@ -2,7 +2,6 @@
 
 import math
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
@@ -72,9 +71,7 @@ def fused(vectors: list[torch.Tensor], temperature: float) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("tau", "fusion"), [(0.5, 0.001), (0.2, 0.1)])
-def test_three_rounds_equal_an_independent_script(
-    tau: float, fusion: float, tmp_path: Path
-) -> None:
+def test_three_rounds_equal_an_independent_script(tau, fusion, tmp_path):
     """Two of four clients share a domain, the others have one each.
 
     The weights, and the prototypes by domain and class, are the script's.
@@ -96,12 +93,12 @@ def test_three_rounds_equal_an_independent_script(
     assert len(domains) == 3
 
     weights = plain.copied(clients[0].model)
-    protos: Protos = {}
+    protos = {}
     for number in (1, 2, 3):
         states = [client.train(number, weights, protos) for client in clients]
         weights = plain.mean_by_samples(clients, states)
 
-        sent: dict[Key, list[torch.Tensor]] = {}
+        sent = {}
         for client in clients:
             for label, mean in client.class_means().items():
                 sent.setdefault((label, client.data.domain), []).append(mean)
@@ -122,7 +119,7 @@ def test_three_rounds_equal_an_independent_script(
     assert last_round["server"] == {"domains": 3}
 
 
-def test_a_domain_whose_only_client_is_left_out_has_no_prototypes(tmp_path: Path) -> None:
+def test_a_domain_whose_only_client_is_left_out_has_no_prototypes(tmp_path):
     """Merging by a median leaves out the client that is least like the others."""
     more = {"clients_per_domain": "2,1,1,0,0", "rounds": 1, "merging": "median"}
     outcome = run_federation(run_config(tmp_path, algo="feddap", **more))

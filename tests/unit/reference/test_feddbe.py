@@ -1,7 +1,5 @@
 """FedDBE, three rounds: bias memory, mean feature and its regularization again, batch by batch."""
 
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -60,9 +58,7 @@ class FedDBEClient(plain.PlainClient):
 
 
 @pytest.mark.parametrize(("kappa", "mu", "momentum"), [(50.0, 1.0, 0.0), (5.0, 0.3, 0.5)])
-def test_three_rounds_equal_an_independent_script(
-    kappa: float, mu: float, momentum: float, tmp_path: Path
-) -> None:
+def test_three_rounds_equal_an_independent_script(kappa, mu, momentum, tmp_path):
     """The weights, the consensus of the first round's means, and the models with their memory."""
     settings = {
         "rounds": 3,

@@ -3,8 +3,6 @@
 Mean outputs by class, and distances sample by sample, in float64.
 """
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -83,9 +81,7 @@ def received(content: RecordDict) -> Outputs:
     ("probabilities", "mean", 2.5),
     ("logits", "median", 0.5),
 ])  # fmt: skip
-def test_two_rounds_equal_an_independent_script(
-    outputs: str, merging: str, gamma: float, tmp_path: Path
-) -> None:
+def test_two_rounds_equal_an_independent_script(outputs, merging, gamma, tmp_path):
     """What travels in both directions, and the models, are the script's.
 
     The teacher of probabilities is the merge of the others, that of logits of all.
@@ -138,7 +134,7 @@ def assert_equal(found: Outputs, wanted: Outputs) -> None:
     torch.testing.assert_close(found, rows, rtol=1e-4, atol=1e-5)
 
 
-def test_outputs_are_summed_up_without_their_graphs(tmp_path: Path) -> None:
+def test_outputs_are_summed_up_without_their_graphs(tmp_path):
     """The graphs would hold every batch of the round in memory."""
     site = client_of(run_config(tmp_path, liars=0, algo="feddistill", models="htcnn-1"), 1, 5)
     data = site.train_set

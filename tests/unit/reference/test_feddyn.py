@@ -1,7 +1,5 @@
 """FedDyn, three rounds: Algorithm 1 by hand, with the gradient g_k of every client."""
 
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -36,9 +34,7 @@ class FedDynClient(plain.PlainClient):
 
 
 @pytest.mark.parametrize(("alpha", "momentum"), [(0.1, 0.0), (1.0, 0.5)])
-def test_three_rounds_equal_an_independent_script(
-    alpha: float, momentum: float, tmp_path: Path
-) -> None:
+def test_three_rounds_equal_an_independent_script(alpha, momentum, tmp_path):
     """h ← h − α/m Σ (θ_k − θ^t); θ^{t+1} = mean of θ_k − h/α."""
     settings = {"rounds": 3, "momentum": momentum, "feddyn__alpha": alpha, **plain.UNEQUAL}
     outcome, clients = plain.side_by_side(tmp_path, FedDynClient, algo="feddyn", **settings)

@@ -1,11 +1,9 @@
 """FedFA, two rounds: the layers written into the network's forward pass, channel by channel."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
-from flwr.app import Message, MessageType
+from flwr.app import MessageType
 
 from protofl_common.basics.seeding import derive_seed
 from tests.support import plain
@@ -95,7 +93,7 @@ def coefficients(sent: list[Table]) -> Table:
 
 
 @pytest.mark.parametrize("probability", [0.5, 1.0])
-def test_two_rounds_equal_an_independent_script(probability: float, tmp_path: Path) -> None:
+def test_two_rounds_equal_an_independent_script(probability, tmp_path):
     """The weights, and each round's γ on its way down, are the script's."""
     settings = plain.UNEQUAL | {
         "image_size": 0,  # else spreads are near EPS
@@ -124,14 +122,14 @@ def test_two_rounds_equal_an_independent_script(probability: float, tmp_path: Pa
     assert outcome.rows[1]["bytes"] == {"up": all_bytes, "down": all_bytes}
 
 
-def test_with_liars_no_site_alone_says_where_to_shift(tmp_path: Path) -> None:
+def test_with_liars_no_site_alone_says_where_to_shift(tmp_path):
     """One of five clients makes one channel differ from the others' by 1.
 
     With one liar expected, the largest and the smallest value of each channel are left out.
     """
     liar = 1004
 
-    def lie(message: Message, reply: Message) -> Message:
+    def lie(message, reply):
         """Write averages near 0, different for each client, over those of the reply."""
         node = message.metadata.dst_node_id
         for name, array in reply.content["averages"].items():
@@ -145,7 +143,7 @@ def test_with_liars_no_site_alone_says_where_to_shift(tmp_path: Path) -> None:
     outcome = run_federation(config, 5, when(lie, MessageType.TRAIN, number=1))
 
     sent = [plain.tensors(reply.content["averages"]) for _, reply in outcome.exchanged(number=1)]
-    of_middle_three: list[Table] = [{}, {}, {}]
+    of_middle_three = [{}, {}, {}]
     for name in sent[0]:
         ordered = torch.stack([averages[name] for averages in sent]).sort(dim=0).values
         _smallest, *middle, _largest = ordered

@@ -4,7 +4,6 @@ The header's steps by hand, in float64, on every mean alone.
 """
 
 from collections.abc import Iterable
-from pathlib import Path
 
 import pytest
 import torch
@@ -58,7 +57,7 @@ def headers_sent(outcome: Outcome, kind: str, number: int) -> list[plain.State]:
 
 
 @pytest.mark.parametrize(("epochs", "size"), [(1, 1), (2, 4)])
-def test_two_rounds_equal_an_independent_script(epochs: int, size: int, tmp_path: Path) -> None:
+def test_two_rounds_equal_an_independent_script(epochs, size, tmp_path):
     """The header that travels and is left, the models and the bytes are the script's.
 
     Some class is missing at some client.

@@ -3,13 +3,12 @@
 Each loss's gradient is asked for by itself; the SVD is NumPy's.
 """
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from flwr.app import Message, MessageType
+from flwr.app import MessageType
 from torch import nn
 
 from client_app.algorithms.fedkd import FedKD
@@ -17,7 +16,6 @@ from protofl_common.basics.seeding import derive_seed
 from tests.support import plain
 from tests.support.attacks import when
 from tests.support.declaration import Declared
-from tests.support.given import Printed
 from tests.support.harness import run_config, run_federation
 
 DECLARED = Declared(
@@ -126,7 +124,7 @@ def cut(update: plain.State, energy: float) -> tuple[plain.State, int]:
 
 
 @pytest.mark.parametrize(("start", "end"), [(1.0, 1.0), (0.3, 0.8)])
-def test_two_rounds_equal_an_independent_script(start: float, end: float, tmp_path: Path) -> None:
+def test_two_rounds_equal_an_independent_script(start, end, tmp_path):
     """With all of the energy the exchange is plain averaging of the students' weights.
 
     Otherwise the energy grows from ``start`` to ``end``, and updates are compressed by a singular
@@ -169,30 +167,28 @@ def test_two_rounds_equal_an_independent_script(start: float, end: float, tmp_pa
     plain.assert_models_left(outcome, clients, own="teacher")
 
 
-def test_all_that_take_part_start_from_one_student(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_that_take_part_start_from_one_student(tmp_path, monkeypatch):
     """They do whether a client was sent the student itself or its update.
 
     They do after a round that did not count (3), and after a lost reply (in 5). Four of six clients
     are asked in each of seven rounds.
     """
-    started: dict[int, list[plain.State]] = {}
+    started = {}
     fit = FedKD.fit
 
-    def noted(self: FedKD) -> dict[str, float]:
+    def noted(self):
         student = {name: value.clone() for name, value in self.received.items()}
         started.setdefault(self.round, []).append(student)
         return fit(self)
 
-    def lose(message: Message, reply: Message) -> Message | None:
+    def lose(message, reply):
         """Lose all replies of round 3, and the first of round 5."""
         number = int(message.metadata.group_id)
         is_lost = number == 3 or (number == 5 and len(started[5]) == 1)
         return None if is_lost else reply
 
     monkeypatch.setattr(FedKD, "fit", noted)
-    settings: dict[str, Any] = {
+    settings = {
         "models": STUDENT,
         "participation": 0.67,
         "rounds": 7,
@@ -221,15 +217,13 @@ def test_all_that_take_part_start_from_one_student(
     assert not torch.equal(started[4][0]["head.weight"], started[5][0]["head.weight"])
 
 
-def test_a_site_that_lost_its_student_says_so_and_is_sent_it_again(
-    tmp_path: Path, capsys: Printed
-) -> None:
+def test_a_site_that_lost_its_student_says_so_and_is_sent_it_again(tmp_path, capsys):
     """A site that lost its state is sent the student again; a simulated client would end the run.
 
     North's state is removed after round 1: it fails in round 2, and takes part in round 3.
     """
 
-    def lose(message: Message, reply: Message) -> Message:
+    def lose(message, reply):
         if message.metadata.group_id == "1" and message.metadata.dst_node_id == 1000:
             for path in (tmp_path / "north").rglob("0*.safetensors"):
                 path.unlink()
@@ -254,9 +248,9 @@ def test_a_site_that_lost_its_student_says_so_and_is_sent_it_again(
     assert outcome.rows[2]["valid"] == 2
 
 
-def test_an_update_longer_than_the_median_is_cut_to_it(tmp_path: Path) -> None:
+def test_an_update_longer_than_the_median_is_cut_to_it(tmp_path):
     """``max-update-ratio`` measures the update itself, not how far it is from the weights."""
-    settings: dict[str, Any] = {
+    settings = {
         "models": STUDENT,
         "rounds": 1,
         "max_update_ratio": 1.0,

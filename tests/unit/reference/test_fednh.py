@@ -3,8 +3,6 @@
 Cosines, the trained scale, class means and the moving prototypes.
 """
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -82,9 +80,7 @@ def moved(prototypes: np.ndarray, sets: list[Means], rho: float, merging: str) -
 @pytest.mark.parametrize(
     ("rho", "scale", "merging"), [(0.9, 1.0, "mean"), (0.3, 4.0, "mean"), (0.5, 2.0, "median")]
 )
-def test_two_rounds_equal_an_independent_script(
-    rho: float, scale: float, merging: str, tmp_path: Path
-) -> None:
+def test_two_rounds_equal_an_independent_script(rho, scale, merging, tmp_path):
     """Weights, prototypes and the clients' models, whose head is the prototypes, are the script's.
 
     The first prototypes come from the system; of them the test knows that they are orthogonal.

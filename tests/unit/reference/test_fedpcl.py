@@ -17,7 +17,7 @@ from protofl_common.wire.payloads import Payload
 from tests.support.declaration import COUNTED, Declared
 from tests.support.harness import client_of, run_config, run_federation
 from tests.support.plain import CLIENTS, assert_accuracy, assert_prototypes_left, class_averages
-from tests.support.plain_fedpcl import FedPCLClient, Table
+from tests.support.plain_fedpcl import FedPCLClient
 
 DECLARED = Declared(
     COUNTED,
@@ -28,7 +28,7 @@ DECLARED = Declared(
 
 
 @pytest.mark.parametrize("alpha", [0.3, 100.0])
-def test_three_rounds_equal_an_independent_script(alpha: float, tmp_path: Path) -> None:
+def test_three_rounds_equal_an_independent_script(alpha, tmp_path):
     """The global prototypes, and each client's accuracy by its prototypes, are the script's."""
     config = run_config(
         tmp_path,
@@ -43,8 +43,8 @@ def test_three_rounds_equal_an_independent_script(alpha: float, tmp_path: Path) 
     outcome = run_federation(config, clients=CLIENTS)
 
     clients = [FedPCLClient(Settings.from_run_config(config), index) for index in range(CLIENTS)]
-    overall: Table = {}
-    sets: list[Table] = []
+    overall = {}
+    sets = []
     for number in (1, 2, 3):
         for client in clients:
             client.train(number, overall, sets)
@@ -81,7 +81,7 @@ def batch(z: torch.Tensor, logits: torch.Tensor, labels: torch.Tensor) -> Batch:
 
 
 @pytest.mark.parametrize("loss", ["ce", "ce-protodist"])
-def test_cross_entropy_and_the_distance_to_the_global_prototype(loss: str, tmp_path: Path) -> None:
+def test_cross_entropy_and_the_distance_to_the_global_prototype(loss, tmp_path):
     """A sample whose class has no prototype adds a distance of 0 to the mean over the batch."""
     half = client(tmp_path, loss)
     generator = torch.Generator().manual_seed(1)
@@ -99,7 +99,7 @@ def test_cross_entropy_and_the_distance_to_the_global_prototype(loss: str, tmp_p
     assert found == pytest.approx(expected, rel=1e-5)
 
 
-def test_supervised_contrast_knows_no_prototypes(tmp_path: Path) -> None:
+def test_supervised_contrast_knows_no_prototypes(tmp_path):
     """The loss is the same with the server's prototypes and without any."""
     half = client(tmp_path, "supcon")
     z = torch.randn(8, 6, generator=torch.Generator().manual_seed(1))

@@ -1,7 +1,5 @@
 """FedPer, two rounds: base layers averaged, personal ones each client's own, never on the wire."""
 
-from pathlib import Path
-
 import pytest
 
 from tests.support import plain
@@ -17,7 +15,7 @@ PERSONAL = {
 
 
 @pytest.mark.parametrize("layers", PERSONAL)
-def test_two_rounds_equal_an_independent_script(layers: int, tmp_path: Path) -> None:
+def test_two_rounds_equal_an_independent_script(layers, tmp_path):
     """The averaged base layers and the clients' models are the script's."""
     more = {"fedper__personal_layers": layers, **plain.UNEQUAL}
     outcome, clients = plain.side_by_side(tmp_path, plain.SharingClient, algo="fedper", **more)

@@ -1,7 +1,6 @@
 """FedPLVM, two rounds: clusters, loss, averages and global clusters again from the equations."""
 
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -65,9 +64,7 @@ def clusters(rows: Set) -> Set:
 
 
 @pytest.mark.parametrize(("lambda_", "floor"), [(1.0, 1e-6), (5.0, 0.1)])
-def test_two_rounds_equal_an_independent_script(
-    lambda_: float, floor: float, tmp_path: Path
-) -> None:
+def test_two_rounds_equal_an_independent_script(lambda_, floor, tmp_path):
     """Weights, global prototypes, and how many prototypes are reported, are the script's."""
     settings = {
         "lr": 0.01,
@@ -78,11 +75,11 @@ def test_two_rounds_equal_an_independent_script(
     outcome, clients = plain.side_by_side(tmp_path, FedPLVMClient, algo="fedplvm", **settings)
 
     weights = plain.copied(clients[0].model)
-    protos: Set = []
+    protos = []
     for number in (1, 2):
         states = [client.train(number, weights, protos) for client in clients]
         weights = plain.mean_by_samples(clients, states)
-        local: Set = []
+        local = []
         for client in clients:
             local += client.prototypes()
         protos = clusters(local)

@@ -3,9 +3,6 @@
 Losses, steps, prototypes, aggregation and inference.
 """
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 
@@ -72,11 +69,9 @@ class FedProtoClient(plain.PlainClient):
         pytest.param("uniform", "mse", "sample", id="the authors' code"),
     ],
 )
-def test_two_rounds_equal_an_independent_script(
-    weighting: str, distance: str, granularity: str, tmp_path: Path
-) -> None:
+def test_two_rounds_equal_an_independent_script(weighting, distance, granularity, tmp_path):
     """The global prototypes, and both accuracies of each client, are the script's."""
-    settings: dict[str, Any] = {
+    settings = {
         "fedproto__weighting": weighting,
         "fedproto__distance": distance,
         "fedproto__granularity": granularity,
@@ -86,7 +81,7 @@ def test_two_rounds_equal_an_independent_script(
     }
     outcome, clients = plain.side_by_side(tmp_path, FedProtoClient, ARCHS, **settings)
 
-    protos: Table = {}
+    protos = {}
     for number in (1, 2):
         for client in clients:
             client.train(number, protos)

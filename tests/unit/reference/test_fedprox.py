@@ -1,7 +1,5 @@
 """FedProx, two rounds: the proximal term's gradient by hand, the models' mean by samples."""
 
-from pathlib import Path
-
 import pytest
 
 from tests.support import plain
@@ -30,7 +28,7 @@ class FedProxClient(plain.PlainClient):
 
 
 @pytest.mark.parametrize("mu", [0.1, 5.0])
-def test_two_rounds_equal_an_independent_script(mu: float, tmp_path: Path) -> None:
+def test_two_rounds_equal_an_independent_script(mu, tmp_path):
     """The global weights are the script's, and each client reports its mean proximal term."""
     settings = {"fedprox__mu": mu, **plain.UNEQUAL}
     outcome, clients = plain.side_by_side(tmp_path, FedProxClient, algo="fedprox", **settings)

@@ -3,8 +3,6 @@
 Bodies are averaged.
 """
 
-from pathlib import Path
-
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -32,7 +30,7 @@ class FedRepClient(plain.SharingClient):
         return self.part(body)
 
 
-def test_two_rounds_equal_an_independent_script(tmp_path: Path) -> None:
+def test_two_rounds_equal_an_independent_script(tmp_path):
     """A client is evaluated with its last head under the new body; only the body travels."""
     settings = {"fedrep__head_epochs": EPOCHS, **plain.UNEQUAL}
     outcome, clients = plain.side_by_side(tmp_path, FedRepClient, algo="fedrep", **settings)
@@ -53,7 +51,7 @@ def test_two_rounds_equal_an_independent_script(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("models", ["resnet4-imagenet-stem", "htcnn-3"])
-def test_that_clients_evaluate_changes_nothing(models: str, tmp_path: Path) -> None:
+def test_that_clients_evaluate_changes_nothing(models, tmp_path):
     """The head trains before the body, whether the client is evaluated or not.
 
     So it leaves the same models if only every third round is evaluated. The body left is the one
@@ -82,7 +80,7 @@ def test_that_clients_evaluate_changes_nothing(models: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(("backbones", "numbers"), [(1, 131_072), (3, 393_216)])
-def test_its_wire_volume_is_fedpcls(backbones: int, numbers: int) -> None:
+def test_its_wire_volume_is_fedpcls(backbones, numbers):
     """FedPCL's Table 2 counts the first layer of the projection alone.
 
     Its bias and batch normalisation, five numbers a unit and a counter, travel as well.

@@ -4,7 +4,6 @@ The clients' Eq. 11, and the server's own draw, Eq. 9 and Eq. 10.
 """
 
 from itertools import combinations
-from pathlib import Path
 
 import pytest
 import torch
@@ -106,7 +105,7 @@ def adaptive_margin(sets: list[Table]) -> float:
 
 
 @pytest.mark.parametrize(("transform", "size"), [(True, 10), (False, 0)])
-def test_two_rounds_equal_an_independent_script(transform: bool, size: int, tmp_path: Path) -> None:
+def test_two_rounds_equal_an_independent_script(transform, size, tmp_path):
     """Global prototypes and models are the script's, also without F and in a single batch."""
     settings = {"fedtgp__server_epochs": EPOCHS, **plain.UNEQUAL}
     if not transform:  # else both are the defaults
@@ -114,7 +113,7 @@ def test_two_rounds_equal_an_independent_script(transform: bool, size: int, tmp_
     outcome, clients = plain.side_by_side(tmp_path, Client, "htcnn-1", algo="fedtgp", **settings)
 
     server = Server(clients[0].seed, transform, size)
-    prototypes: Table = {}
+    prototypes = {}
     for number in (1, 2):
         server.train([client.train(number, prototypes) for client in clients])
         prototypes = {c: p.detach() for c, p in server.prototypes().items()}

@@ -4,7 +4,6 @@ The best first division of four clients by trying all, later the nearest centre.
 """
 
 import itertools
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -86,7 +85,7 @@ def centres_left(outcome: Outcome, number: int) -> list[plain.State]:
 
 
 @pytest.mark.parametrize("domains", ["2,2,0,0,0", "3,1,0,0,0"])
-def test_three_rounds_equal_an_independent_script(domains: str, tmp_path: Path) -> None:
+def test_three_rounds_equal_an_independent_script(domains, tmp_path):
     """What each client is sent, its model and the centres are the script's."""
     settings = {
         "rounds": 3,
@@ -134,7 +133,7 @@ def uploads(sites: list[str], models: list[StateDict]) -> list[Upload]:
     return [Upload(site, Payload(weights=model), Report(1, 10, 5)) for site, model in pairs]
 
 
-def test_a_liar_is_bounded_in_a_cluster_of_two_and_changes_no_whole_numbers() -> None:
+def test_a_liar_is_bounded_in_a_cluster_of_two_and_changes_no_whole_numbers():
     """Three of five sites have the centre at 0, two that at 10; each moves by 0.1, the liar to 99.
 
     A change is cut to twice the median length, so that the liar moves by 0.2.
@@ -142,7 +141,7 @@ def test_a_liar_is_bounded_in_a_cluster_of_two_and_changes_no_whole_numbers() ->
     server = server_of("fesem", fesem__centres=K, liars=1)
     sites = [f"site-{i}" for i in range(5)]
 
-    def at(place: float, index: int = 7) -> StateDict:
+    def at(place, index=7):
         return server.weights | {
             "head.bias": torch.tensor([place, 0.0]),
             "body.index": torch.tensor([index]),
@@ -160,7 +159,7 @@ def test_a_liar_is_bounded_in_a_cluster_of_two_and_changes_no_whole_numbers() ->
     assert len(accepted.reduced) == 1
 
 
-def test_later_rounds_ask_for_the_nearest_centre_and_not_for_new_clusters() -> None:
+def test_later_rounds_ask_for_the_nearest_centre_and_not_for_new_clusters():
     """Each client goes to the nearest of the centres 0 and 10, which the first round has left.
 
     So of models at 0, 4, 4.5 and 5.5 the last is alone. K-means anew would leave the first alone.
@@ -169,7 +168,7 @@ def test_later_rounds_ask_for_the_nearest_centre_and_not_for_new_clusters() -> N
     first = server.weights
     sites = [f"site-{i}" for i in range(SITES)]
 
-    def merge(*places: float) -> list[list[str]]:
+    def merge(*places):
         """Send models at these places on a line; return the clients of each cluster."""
         moved = [first | {"head.bias": torch.tensor([place, 0.0])} for place in places]
         server.merge(uploads(sites, moved))
@@ -182,7 +181,7 @@ def test_later_rounds_ask_for_the_nearest_centre_and_not_for_new_clusters() -> N
     assert biases == pytest.approx([(0 + 4 + 4.5) / 3, 5.5])
 
 
-def test_more_centres_than_clients_and_clients_that_were_never_asked(tmp_path: Path) -> None:
+def test_more_centres_than_clients_and_clients_that_were_never_asked(tmp_path):
     """A centre without a client stays the first model.
 
     A client that has not trained is sent the first centre.

@@ -3,7 +3,6 @@
 The divergences by hand, in float64, of probabilities.
 """
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -69,9 +68,7 @@ class FMLClient(plain.PlainClient):
 @pytest.mark.parametrize(
     ("alpha", "beta", "mutual"), [(0.5, 0.5, "detached"), (0.3, 0.8, "coupled")]
 )
-def test_two_rounds_equal_an_independent_script(
-    alpha: float, beta: float, mutual: str, tmp_path: Path
-) -> None:
+def test_two_rounds_equal_an_independent_script(alpha, beta, mutual, tmp_path):
     """The global meme, and the private models of three architectures, are the script's."""
     settings = {
         "fml__alpha": alpha,

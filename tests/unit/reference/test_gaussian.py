@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import Message
 
 from protofl_common.maths.gaussian import ClassMoments
 from protofl_common.privacy.release import STEPS_OF_FEATURES, private_moments
@@ -105,7 +104,7 @@ def divisions() -> list[Any]:
 
 
 @pytest.mark.parametrize("division", divisions())
-def test_sums_under_secure_aggregation_are_the_same(division: str, tmp_path: Path) -> None:
+def test_sums_under_secure_aggregation_are_the_same(division, tmp_path):
     """The moments agree to a millionth of the largest, and with them the accuracy."""
     clients, settings = DIVISIONS[division]
     settings = settings | {"total_samples": 600}
@@ -120,12 +119,12 @@ def test_sums_under_secure_aggregation_are_the_same(division: str, tmp_path: Pat
     assert found == pytest.approx(wanted, abs=1e-6)
 
 
-def test_a_clients_own_priors_and_a_fixed_shrinkage(tmp_path: Path) -> None:
+def test_a_clients_own_priors_and_a_fixed_shrinkage(tmp_path):
     """With its own priors a client of one class of ten predicts that class only.
 
     Nothing is trained, so that ``keep-optimizer`` has nothing to keep.
     """
-    settings: dict[str, Any] = {
+    settings = {
         "partition": "pathological",
         "classes_per_client": 1,
         "total_samples": 500,
@@ -138,7 +137,7 @@ def test_a_clients_own_priors_and_a_fixed_shrinkage(tmp_path: Path) -> None:
     assert outcome.summary["accuracy"]["head"]["mean"] == 1
 
 
-def test_moments_of_small_classes_do_not_leave_a_client(tmp_path: Path) -> None:
+def test_moments_of_small_classes_do_not_leave_a_client(tmp_path):
     """Each client shares exactly its classes of five samples and more; some clients lack one."""
     settings = {
         "partition": "dirichlet",
@@ -196,7 +195,7 @@ def test_moments_of_samples_need_no_repair() -> None:
 
 
 @pytest.mark.parametrize("secagg", [False, True])
-def test_the_head_of_moments_with_noise_still_predicts(secagg: bool, tmp_path: Path) -> None:
+def test_the_head_of_moments_with_noise_still_predicts(secagg, tmp_path):
     """Nothing is refused, and no client sends a class's exact share.
 
     Inputs are cut to the length to which training samples were cut.
@@ -228,12 +227,10 @@ def test_the_head_of_moments_with_noise_still_predicts(secagg: bool, tmp_path: P
     ("none", "the shares of the classes must be at least 0 and add up to 1"),
     ("sample", "moments beyond what samples and noise can bring"),
 ])  # fmt: skip
-def test_moments_that_no_samples_and_no_noise_explain_are_refused(
-    dp: str, said: str, tmp_path: Path
-) -> None:
+def test_moments_that_no_samples_and_no_noise_explain_are_refused(dp, said, tmp_path):
     """One client of three sends thirty times its moments."""
 
-    def lie(message: Message, reply: Message) -> Message:
+    def lie(message, reply):
         """Send moments 30 times as large from node 1000."""
         if message.metadata.message_type == "train" and message.metadata.dst_node_id == 1000:
             sent = tensors(reply.content["moments"])

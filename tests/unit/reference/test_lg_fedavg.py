@@ -1,7 +1,5 @@
 """LG-FedAvg, two rounds: heads averaged over different bodies, which never leave their clients."""
 
-from pathlib import Path
-
 from tests.support import plain
 from tests.support.declaration import Declared
 
@@ -10,7 +8,7 @@ DECLARED = Declared(weights=True, stays=("body.",))
 HEAD = {"head.weight", "head.bias"}
 
 
-def test_two_rounds_equal_an_independent_script(tmp_path: Path) -> None:
+def test_two_rounds_equal_an_independent_script(tmp_path):
     """The averaged heads and the clients' models are the script's; only heads travel.
 
     The first head comes from the system, as no client begins with it.

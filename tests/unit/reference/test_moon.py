@@ -2,7 +2,6 @@
 
 import copy
 import math
-from pathlib import Path
 
 import pytest
 import torch
@@ -53,7 +52,7 @@ class MOONClient(plain.PlainClient):
 
 
 @pytest.mark.parametrize(("mu", "tau"), [(1.0, 0.5), (5.0, 0.1)])
-def test_three_rounds_equal_an_independent_script(mu: float, tau: float, tmp_path: Path) -> None:
+def test_three_rounds_equal_an_independent_script(mu, tau, tmp_path):
     """The weights, and the contrast that each client reports from round 2 on, are the script's.
 
     The contrast is not that of two equal models, μ log 2.

@@ -31,22 +31,16 @@ SIZE = 10
 def adamw(
     model: torch.nn.Module, batches: Iterable[list[int]], x: torch.Tensor, y: list[int]
 ) -> plain.State:
-    """Train a model on features x by AdamW, with β1 = 0.9, β2 = 0.999, λ = 0.01, ε = 1e-8.
-
-    m ← β1 m + (1 − β1) g; v ← β2 v + (1 − β2) g²; w ← w − η λ w − η m̂ / (√v̂ + ε).
-    """
-    parameters = list(model.parameters())
-    moments = [(torch.zeros_like(p), torch.zeros_like(p)) for p in parameters]
+    """Train a model on features x by AdamW, with a decay of 0.01."""
     model.train()
-    for t, batch in enumerate(batches, start=1):
+    optimizer = plain.Adam(RATE, decay=0.01)
+    for batch in batches:
+        weights = dict(model.named_parameters())
         loss = plain.cross_entropy(model(x[batch]), [y[i] for i in batch])
-        gradients = torch.autograd.grad(loss, parameters)
+        gradients = torch.autograd.grad(loss, list(weights.values()))
         with torch.no_grad():
-            for p, g, (m, v) in zip(parameters, gradients, moments, strict=True):
-                m.mul_(0.9).add_(0.1 * g)
-                v.mul_(0.999).add_(0.001 * g * g)
-                p.sub_(RATE * 0.01 * p)
-                p.sub_(RATE * (m / (1 - 0.9**t)) / ((v / (1 - 0.999**t)).sqrt() + 1e-8))
+            after = optimizer.step(weights, dict(zip(weights, gradients, strict=True)))
+            model.load_state_dict(after, strict=False)  # which has no buffers
     return plain.copied(model)
 
 
@@ -75,7 +69,7 @@ def features_of_class(client: FedPCLClient, label: int) -> np.ndarray:
     return np.stack([client.r[i].double().numpy() for i, y in enumerate(client.y) if y == label])
 
 
-def test_a_round_equals_an_independent_script(tmp_path: Path) -> None:
+def test_a_round_equals_an_independent_script(tmp_path):
     """Each client sends one centre a class, the mean of three samples; the server trains on them.
 
     A sample ratio of 0.3 is one centre of three samples, and there are thirty of ten classes.
@@ -119,14 +113,8 @@ def test_a_round_equals_an_independent_script(tmp_path: Path) -> None:
     for client in clients:
         plain.assert_close(plain.model_left(outcome.folder, client.name), found)
 
-    bytes_of_a_centre = 4 * clients[0].r.shape[1] + 8  # float32 features, and a label
-    assert outcome.rows[0]["bytes"] == {
-        "up": plain.CLIENTS * 10 * bytes_of_a_centre,
-        "down": 0,
-    }
 
-
-def test_centres_are_those_of_clusters_whose_samples_lie_nearest(tmp_path: Path) -> None:
+def test_centres_are_those_of_clusters_whose_samples_lie_nearest(tmp_path):
     """A class of seven samples has ⌈0.5 · 7⌉ centres, each the mean of its nearest samples."""
     outcome, config = federation(tmp_path, rounds=1, mpft__sample_ratio=0.5, train_samples=70)
     client = FedPCLClient(Settings.from_run_config(config), 0)
@@ -146,14 +134,14 @@ def test_centres_are_those_of_clusters_whose_samples_lie_nearest(tmp_path: Path)
             np.testing.assert_allclose(centre, mean, rtol=1e-4, atol=1e-5)
 
 
-def test_the_centres_of_a_client_that_is_away_later_are_kept(tmp_path: Path) -> None:
+def test_the_centres_of_a_client_that_is_away_later_are_kept(tmp_path):
     """The server keeps the ten centres of each client that was ever asked.
 
     One of three clients is asked in each of four rounds.
     """
     outcome, _ = federation(tmp_path, rounds=4, participation=0.34, mpft__sample_ratio=0.1)
 
-    ever_asked: set[str] = set()
+    ever_asked = set()
     centres = []
     *rounds, _final = outcome.rows
     for row in rounds:

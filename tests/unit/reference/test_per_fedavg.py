@@ -1,8 +1,5 @@
 """Per-FedAvg, two rounds: w~ and the outer step by hand; evaluated after one inner step."""
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 from torch.func import functional_call
@@ -60,24 +57,20 @@ class PerFedAvgClient(plain.PlainClient):
     pytest.param(0, 2 * [20, 20] * 2, id="two epochs of two passes over 40 samples"),
     pytest.param(3, [20, 20, 20], id="three steps"),
 ])  # fmt: skip
-def test_it_takes_as_many_steps_as_fedavg(
-    local_steps: int, sizes: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_takes_as_many_steps_as_fedavg(local_steps, sizes, tmp_path, monkeypatch):
     """An epoch is two passes in batches of twice the size; with local-steps, each step counts once.
 
     Batch normalisation counts both halves of each batch, and the one to which it adapts at the end.
     """
-    seen: list[int] = []
+    seen = []
     step = MetaStep.__call__
 
-    def noted(
-        self: MetaStep, inputs: torch.Tensor, labels: torch.Tensor, index: torch.Tensor
-    ) -> object:
+    def noted(self, inputs, labels, index):
         seen.append(len(labels))
         return step(self, inputs, labels, index)
 
     monkeypatch.setattr(MetaStep, "__call__", noted)
-    settings: dict[str, Any] = {
+    settings = {
         "models": "resnet4-imagenet-stem",
         "rounds": 1,
         "train_samples": 40,
@@ -96,7 +89,7 @@ def test_it_takes_as_many_steps_as_fedavg(
 
 
 @pytest.mark.parametrize("samples", [45, 22])
-def test_two_rounds_equal_an_independent_script(samples: int, tmp_path: Path) -> None:
+def test_two_rounds_equal_an_independent_script(samples, tmp_path):
     """The global weights, the adapted models and their accuracies are the script's.
 
     Of 22 samples, the rest of a batch is too small to be divided.

@@ -1,6 +1,5 @@
 """pFedMe, two rounds: K inner steps and the step of w_i by hand, and the server's β."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -41,7 +40,7 @@ class PFedMeClient(plain.PlainClient):
 
 
 @pytest.mark.parametrize(("steps", "beta"), [(3, 0.5), (2, 2.0)])
-def test_two_rounds_equal_an_independent_script(steps: int, beta: float, tmp_path: Path) -> None:
+def test_two_rounds_equal_an_independent_script(steps, beta, tmp_path):
     """The global weights, and the personalised models that are left, are the script's."""
     settings = {
         "lr": 0.02,
@@ -66,12 +65,12 @@ def test_two_rounds_equal_an_independent_script(steps: int, beta: float, tmp_pat
     plain.assert_only_weights_travel(outcome, weights)
 
 
-def test_under_adam_the_local_model_follows_the_personalised_one(tmp_path: Path) -> None:
+def test_under_adam_the_local_model_follows_the_personalised_one(tmp_path):
     """With η · λ = 1 and one batch a round w_i ← w_i − η λ (w_i − θ) is θ.
 
     Adam and its small learning rate act on the steps of θ alone.
     """
-    settings: dict[str, Any] = {
+    settings = {
         "models": "htcnn-3",
         "train_samples": 20,
         "test_samples": 20,
@@ -89,9 +88,7 @@ def test_under_adam_the_local_model_follows_the_personalised_one(tmp_path: Path)
 @pytest.mark.parametrize(
     ("algo", "key"), [("pfedme", "pfedme__beta"), ("scaffold", "scaffold__server_lr")]
 )
-def test_a_large_step_leaves_batch_normalisation_a_mean(
-    algo: str, key: str, tmp_path: Path
-) -> None:
+def test_a_large_step_leaves_batch_normalisation_a_mean(algo, key, tmp_path):
     """A step beyond the clients' mean could make a variance negative.
 
     So a server's step of 8 moves the weights further than one of 1, and the buffers as far.

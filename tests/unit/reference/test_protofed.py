@@ -1,7 +1,5 @@
 """ProtoFed: Eq. 3's plain mean of what the clients' models make of their data."""
 
-from pathlib import Path
-
 import pytest
 
 from tests.support import plain
@@ -14,9 +12,7 @@ DECLARED = Declared(PLAIN, weights=True, acts={"prototypes": "every-round"})
 @pytest.mark.parametrize(
     ("when", "rounds"), [("last-round", ["3"]), ("every-round", ["1", "2", "3"])]
 )
-def test_prototypes_travel_when_it_is_time_and_without_counts(
-    when: str, rounds: list[str], tmp_path: Path
-) -> None:
+def test_prototypes_travel_when_it_is_time_and_without_counts(when, rounds, tmp_path):
     """``rounds`` of three: the last one, or every one."""
     config = run_config(tmp_path, algo="protofed", protofed__prototypes=when, rounds=3)
     outcome = run_federation(config, clients=2)
@@ -31,7 +27,7 @@ def test_prototypes_travel_when_it_is_time_and_without_counts(
     assert ("prototype" in outcome.rows[1]["accuracy"]) == (when == "every-round")
 
 
-def test_global_prototypes_are_the_plain_mean_of_equation_3(tmp_path: Path) -> None:
+def test_global_prototypes_are_the_plain_mean_of_equation_3(tmp_path):
     """A client's class means are taken with the model that it sent, after training."""
     few = {"partition": "pathological", "classes_per_client": 4, "rounds": 1}
     outcome, clients = plain.side_by_side(

@@ -1,7 +1,5 @@
 """SCAFFOLD, three rounds: Eq. 3 to 5 by hand, the client's variate by option II."""
 
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -44,9 +42,7 @@ class SCAFFOLDClient(plain.PlainClient):
 
 
 @pytest.mark.parametrize(("arch", "server_lr"), [("htcnn-3", 0.7), ("resnet4-imagenet-stem", 1.5)])
-def test_three_rounds_equal_an_independent_script(
-    arch: str, server_lr: float, tmp_path: Path
-) -> None:
+def test_three_rounds_equal_an_independent_script(arch, server_lr, tmp_path):
     """Clients weigh alike though they have different numbers of samples.
 
     The server's learning rate moves the weights; buffers become the clients' mean.

@@ -80,12 +80,12 @@ class Client(PlainClient):
         return found
 
 
-def test_two_rounds_of_fedproto_equal_an_independent_script(tmp_path: Path) -> None:
+def test_two_rounds_of_fedproto_equal_an_independent_script(tmp_path):
     """There is a global prototype of each of ten labels with it, and one without it."""
-    more: dict[str, Any] = {"algo": "fedproto", "lr": 0.02, **TWO_DIGITS}
+    more = {"algo": "fedproto", "lr": 0.02, **TWO_DIGITS}
     outcome, clients = side_by_side(tmp_path, Client, ("cnn4", "htcnn-3", "cnn4"), **more)
 
-    protos: Table = {}
+    protos = {}
     for number in (1, 2):
         for client in clients:
             client.train(number, protos)
@@ -144,7 +144,7 @@ def lda_by_hand(x: Numbers, y: Labels, at: Numbers) -> Numbers:
     return scores[1] - scores[0]
 
 
-def test_lda_of_each_label_is_that_of_all_features_in_one_place(tmp_path: Path) -> None:
+def test_lda_of_each_label_is_that_of_all_features_in_one_place(tmp_path):
     """Moments and log odds of three clients are those by hand from all their samples."""
     outcome, x, y = federation(tmp_path)
 
@@ -155,7 +155,7 @@ def test_lda_of_each_label_is_that_of_all_features_in_one_place(tmp_path: Path) 
     assert_within(found, lda_by_hand(x, y, x), 1e-4)
 
 
-def test_a_site_that_is_forgotten_leaves_the_others_moments(tmp_path: Path) -> None:
+def test_a_site_that_is_forgotten_leaves_the_others_moments(tmp_path):
     """Of one of ten labels nobody else has annotated anything, so that its odds do not count."""
     outcome, x, y = federation(tmp_path, gaussian__revocable=True)
 
@@ -171,9 +171,9 @@ def test_a_site_that_is_forgotten_leaves_the_others_moments(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("algo", ["gaussian", "fedproto"])
-def test_sums_under_secure_aggregation_are_the_same(algo: str, tmp_path: Path) -> None:
+def test_sums_under_secure_aggregation_are_the_same(algo, tmp_path):
     """The moments, or the prototypes, are within rounding those of a run without it."""
-    more: dict[str, Any] = {"algo": algo, "rounds": 1, "feature_dim": 16}
+    more = {"algo": algo, "rounds": 1, "feature_dim": 16}
     plain, *_ = federation(tmp_path / "plain", **more)
     secure, *_ = federation(tmp_path / "secure", secagg=True, **more)
     if algo == "gaussian":

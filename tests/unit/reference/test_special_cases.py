@@ -5,7 +5,6 @@ cannot serve is refused before the first round; few labels, or a last batch of o
 """
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -80,7 +79,7 @@ CASES: dict[str, tuple[str, str, Callable[[Outcome], Models], bool, dict[str, An
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_an_algorithm_without_its_own_terms_is_the_simpler_one(case: str, tmp_path: Path) -> None:
+def test_an_algorithm_without_its_own_terms_is_the_simpler_one(case, tmp_path):
     """Both algorithms leave the same weights or models, to the last bit or up to rounding."""
     algo, simpler, compared, to_the_last_bit, settings = CASES[case]
 
@@ -137,9 +136,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("algo", "settings", "said"), REFUSED)
-def test_models_and_data_that_an_algorithm_cannot_serve_are_refused(
-    algo: str, settings: dict[str, Any], said: str, tmp_path: Path
-) -> None:
+def test_models_and_data_that_an_algorithm_cannot_serve_are_refused(algo, settings, said, tmp_path):
     """It is refused before round 1. Without settings the three clients have different heads."""
     nodes = None if settings else plain.on_sites(tmp_path, HEADS)
     federation = {"rounds": 1, "liars": 0, "join_timeout": 5.0}
@@ -166,7 +163,7 @@ A client of pFedMe joins later; FML and FedKD have a second network with normali
 
 
 @pytest.mark.parametrize("algo", FEW_LABELS)
-def test_a_client_of_few_labels_trains(algo: str, tmp_path: Path) -> None:
+def test_a_client_of_few_labels_trains(algo, tmp_path):
     """Every tenth of 21 samples is labelled; every reply of every round counts."""
     few = {
         "positive_rate": 0.1,

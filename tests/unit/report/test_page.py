@@ -2,8 +2,6 @@
 
 import json
 import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,7 +10,6 @@ from protofl_common.report import charts
 from protofl_common.report.page import FIGURES, write_report
 from protofl_common.report.reading import RecordedRun
 from tests.support.fakes import row, write, write_prototypes
-from tests.support.given import Patch
 from tests.support.pages import Page
 
 HOSTILE = (
@@ -27,23 +24,23 @@ HOSTILE = (
 )
 
 
-def draw_only(monkeypatch: Patch, *functions: Any) -> None:
+def draw_only(monkeypatch, *functions):
     """Let a page have these figures only: each takes a good part of a second."""
     monkeypatch.setattr("protofl_common.report.page.FIGURES", {"Figures": functions})
 
 
-def rounds_of(sites: list[str], number: int) -> list[dict[str, Any]]:
+def rounds_of(sites, number):
     """Return the rows of the first so many rounds."""
     return [row(index, sites) for index in range(1, number + 1)]
 
 
-def page_of(folder: Path, rows: list[dict[str, Any]], **settings: Any) -> Page:
+def page_of(folder, rows, **settings):
     """Write a run with these rows; return its page."""
     return Page(write_report(write(folder, rows, **settings)))
 
 
 @pytest.fixture(scope="module")
-def hostile(tmp_path_factory: pytest.TempPathFactory) -> Page:
+def hostile(tmp_path_factory):
     """The page of a run with a site, a class, a domain … for each hostile text."""
     sites = [f"{text} site" for text in HOSTILE]
     void, troubled, last = rounds_of(sites, 3)
@@ -65,7 +62,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Page:
 
 
 @pytest.mark.slow
-def test_hostile_names_are_shown_as_they_are_and_do_nothing(hostile: Page) -> None:
+def test_hostile_names_are_shown_as_they_are_and_do_nothing(hostile):
     """`Page` fails on a page with a script, an event handler or a link to another host."""
     sites = [f"{text} site" for text in HOSTILE]
     assert [cells[0] for cells in hostile.table("client", "domain")] == in_order(sites)
@@ -73,7 +70,7 @@ def test_hostile_names_are_shown_as_they_are_and_do_nothing(hostile: Page) -> No
     assert {"accuracy-of-domains", "distribution", "prototypes-map"} <= set(hostile.figures)
 
 
-def test_troubles_of_rounds_are_a_table(hostile: Page) -> None:
+def test_troubles_of_rounds_are_a_table(hostile):
     troubles = hostile.table("round", "what")
     assert ["2", "refused", f"{HOSTILE[0]} site", HOSTILE[1]] in troubles
     assert ["2", "missing", f"{HOSTILE[2]} site", "no answer in time"] in troubles
@@ -82,17 +79,15 @@ def test_troubles_of_rounds_are_a_table(hostile: Page) -> None:
     assert ["1", "void", "all", reason] in troubles
 
 
-def test_metrics_have_a_line_each_and_recalls_a_row_per_class(
-    tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_metrics_have_a_line_each_and_recalls_a_row_per_class(tmp_path, monkeypatch):
     """AUC is a line of its figure; the recalls of classes 0 and 2 have a figure of their own."""
     draw_only(monkeypatch, charts.metrics)
 
-    def figures(value: float) -> dict[str, float]:
+    def figures(value):
         """Return a metric over the clients, of this mean."""
         return {"mean": value, "weighted": value / 2, "worst-10%": 0.25, "std": 0.125}
 
-    def metrics_of(number: int) -> dict[str, Any]:
+    def metrics_of(number):
         """Return the figures of a round; those of a metric of the head grow with its number."""
         metrics = {"head/auc": figures(0.1 * number)}
         for label in (0, 2):
@@ -119,9 +114,7 @@ def test_metrics_have_a_line_each_and_recalls_a_row_per_class(
     assert "Recall of each class by" in page.figures["recall"]
 
 
-def test_losses_over_many_powers_of_ten_have_plain_numbers_beside_them(
-    tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_losses_over_many_powers_of_ten_have_plain_numbers_beside_them(tmp_path, monkeypatch):
     """The losses are 200, 20, 2 and 0.2, on a logarithmic axis."""
     draw_only(monkeypatch, charts.losses)
     rows = rounds_of(["a"], 4)
@@ -134,7 +127,7 @@ def test_losses_over_many_powers_of_ten_have_plain_numbers_beside_them(
     assert "$" not in text  # as in $10^2$
 
 
-def test_a_run_that_goes_on_is_shown_as_far_as_it_is(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_a_run_that_goes_on_is_shown_as_far_as_it_is(tmp_path, monkeypatch):
     """Two of nine rounds are whole; a third one is being written."""
     draw_only(monkeypatch, charts.means)
     folder = write(tmp_path / "run", rounds_of(["a", "b"], 2))
@@ -146,7 +139,7 @@ def test_a_run_that_goes_on_is_shown_as_far_as_it_is(tmp_path: Path, monkeypatch
     assert "This run is not finished: the page shows it as far as it is." in page.texts
 
 
-def test_a_round_that_ends_while_the_page_is_drawn_is_left_out(tmp_path: Path) -> None:
+def test_a_round_that_ends_while_the_page_is_drawn_is_left_out(tmp_path):
     """The figures of clients are read a second time, when there may be more of them."""
     rows = rounds_of(["a", "b"], 3)
     for one in rows:
@@ -165,14 +158,14 @@ def test_a_round_that_ends_while_the_page_is_drawn_is_left_out(tmp_path: Path) -
     ]
 
 
-def test_a_run_that_has_just_begun_has_a_page(tmp_path: Path) -> None:
+def test_a_run_that_has_just_begun_has_a_page(tmp_path):
     page = page_of(tmp_path, [])
     assert "No round has been finished yet." in page.texts
     assert not page.figures
 
 
 @pytest.fixture
-def two_rounds(tmp_path: Path) -> Path:
+def two_rounds(tmp_path):
     """The folder of a run of two rounds, with the prototypes of two clients and three classes."""
     folder = write(tmp_path / "run", rounds_of(["a", "b"], 2))
     write_prototypes(folder, ["a", "b"], ["x", "y", "z"], 2)
@@ -182,9 +175,7 @@ def two_rounds(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("damaged", [
     "client-prototypes.safetensors", "sites.json", "prototypes.jsonl", "summary.json",
 ])  # fmt: skip
-def test_a_damaged_file_costs_its_figures_only(
-    damaged: str, two_rounds: Path, monkeypatch: Patch
-) -> None:
+def test_a_damaged_file_costs_its_figures_only(damaged, two_rounds, monkeypatch):
     """The curve of accuracies needs none of the files that are damaged."""
     # the figures that the damaged files are read for, and one that needs none of them
     concerned = [*FIGURES["Data"], *FIGURES["Prototypes"]]
@@ -198,9 +189,7 @@ def test_a_damaged_file_costs_its_figures_only(
 @pytest.mark.parametrize(("sites", "classes", "rounds"), [
     (1, 2, 1), (3, 1, 2), pytest.param(150, 120, 3, marks=pytest.mark.long), (5, 10, 150),
 ])  # fmt: skip
-def test_any_size_of_run_can_be_drawn(
-    sites: int, classes: int, rounds: int, tmp_path: Path
-) -> None:
+def test_any_size_of_run_can_be_drawn(sites, classes, rounds, tmp_path):
     """The runs have from one site to 150, from one class to 120, and from one round to 150."""
     names = [f"hospital-number-{index:03d}-of-the-north" for index in range(sites)]
     folder = write(tmp_path / "run", rounds_of(names, rounds))
@@ -217,7 +206,7 @@ def test_any_size_of_run_can_be_drawn(
     assert ("t-SNE of the prototypes" in caption) is has_many_points
 
 
-def test_the_same_run_gives_the_same_page(two_rounds: Path, monkeypatch: Patch) -> None:
+def test_the_same_run_gives_the_same_page(two_rounds, monkeypatch):
     """The figures of prototypes depend on random numbers, which have a seed."""
     draw_only(monkeypatch, *FIGURES["Prototypes"])
     # A few points are drawn without this module, whose import takes a second.

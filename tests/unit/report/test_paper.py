@@ -1,8 +1,6 @@
 """The figures of a paper show the numbers of the runs, and become files."""
 
 import json
-from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -15,7 +13,7 @@ from protofl_common.runs.folder import SUMMARY, RunFolder
 from tests.support.fakes import write_run
 
 
-def run_with(folder: Path, *accuracies: tuple[float, float], kind: str = "head") -> Path:
+def run_with(folder, *accuracies, kind="head"):
     """Write a run of two clients with these accuracies after each round; return its folder."""
     evaluations = [{"a": {kind: first}, "b": {kind: second}} for first, second in accuracies]
     write_run(folder, {"algo": "fedproto"}, evaluations)
@@ -23,7 +21,7 @@ def run_with(folder: Path, *accuracies: tuple[float, float], kind: str = "head")
 
 
 @pytest.fixture
-def methods(tmp_path: Path) -> dict[str, list[Path]]:
+def methods(tmp_path):
     """Two runs of a method, and one of another, which predicts by prototypes."""
     return {
         "ours": [
@@ -34,7 +32,7 @@ def methods(tmp_path: Path) -> dict[str, list[Path]]:
     }
 
 
-def test_curves_are_means_with_a_band_over_the_seeds(methods: dict[str, list[Path]]) -> None:
+def test_curves_are_means_with_a_band_over_the_seeds(methods):
     """What is drawn is looked at in the call of `drawing.line_chart`."""
     with patch.object(drawing, "line_chart", wraps=drawing.line_chart) as made:
         paper.curves(methods)
@@ -56,7 +54,7 @@ def test_curves_are_means_with_a_band_over_the_seeds(methods: dict[str, list[Pat
     np.testing.assert_allclose(high - low, 2 * np.array(deviations))
 
 
-def test_a_box_has_every_client_of_every_seed(methods: dict[str, list[Path]]) -> None:
+def test_a_box_has_every_client_of_every_seed(methods):
     """A box is of four accuracies of ours, two runs of two clients, and two of theirs."""
     with patch.object(Axes, "boxplot", autospec=True, side_effect=Axes.boxplot) as made:
         drawn = paper.boxes(methods)
@@ -72,9 +70,7 @@ def test_a_box_has_every_client_of_every_seed(methods: dict[str, list[Path]]) ->
 
 
 @pytest.mark.parametrize("draw", [paper.curves, paper.boxes])
-def test_runs_by_head_and_by_prototypes_have_one_figure_on_the_axis(
-    draw: Any, tmp_path: Path
-) -> None:
+def test_runs_by_head_and_by_prototypes_have_one_figure_on_the_axis(draw, tmp_path):
     """Of several labels a sample that is the AUC of all runs, and exact match of none."""
     methods = {}
     for kind in ("head", "prototype"):
@@ -95,27 +91,27 @@ def test_runs_by_head_and_by_prototypes_have_one_figure_on_the_axis(
 
 
 @pytest.mark.parametrize("draw", [paper.curves, paper.boxes])
-def test_a_run_without_the_figure_is_named(draw: Any, methods: dict[str, list[Path]]) -> None:
+def test_a_run_without_the_figure_is_named(draw, methods):
     with pytest.raises(SettingsError, match="no evaluation of head/auc"):
         draw(methods, "head/auc")
 
 
 @pytest.mark.parametrize("draw", [paper.curves, paper.boxes])
 @pytest.mark.parametrize("folders", ["runs/one", [], [object()]])
-def test_a_method_has_a_list_of_folders(draw: Any, folders: Any) -> None:
+def test_a_method_has_a_list_of_folders(draw, folders):
     with pytest.raises(SettingsError, match=r"ours: .*: must be a list of run folders"):
         draw({"ours": folders})
 
 
 @pytest.mark.parametrize("draw", [paper.curves, paper.boxes])
-def test_folders_may_be_what_a_glob_yields(draw: Any, methods: dict[str, list[Path]]) -> None:
+def test_folders_may_be_what_a_glob_yields(draw, methods):
     """They are read once, though the figure that is drawn is that of all runs together."""
     drawn = draw({name: iter(folders) for name, folders in methods.items()})
 
     assert drawn.figure.axes[0].lines
 
 
-def test_a_box_is_of_the_last_evaluation_alone(tmp_path: Path) -> None:
+def test_a_box_is_of_the_last_evaluation_alone(tmp_path):
     """No client has the metric there, as its value is not finite; one had it a round earlier."""
     evaluations = [{"a": {"head": 0.1, "head/own": 0.4}}, {"a": {"head": 0.2}}]
     write_run(tmp_path, {"algo": "fedproto"}, evaluations)
@@ -124,10 +120,10 @@ def test_a_box_is_of_the_last_evaluation_alone(tmp_path: Path) -> None:
         paper.boxes({"ours": [tmp_path]}, "head/own")
 
 
-def test_hidden_clients_have_no_boxes(methods: dict[str, list[Path]]) -> None:
+def test_hidden_clients_have_no_boxes(methods):
     """The rows have no accuracies of single clients, as under secure aggregation."""
 
-    def without_clients(folder: RunFolder, latest_first: bool) -> Any:
+    def without_clients(folder, latest_first):
         return iter([{"accuracy": {"head": {"mean": 0.5}}, "clients": {"a": {"accuracy": {}}}}])
 
     refused = pytest.raises(SettingsError, match="secure aggregation hides single clients")
@@ -136,7 +132,7 @@ def test_hidden_clients_have_no_boxes(methods: dict[str, list[Path]]) -> None:
         paper.boxes(methods)
 
 
-def test_a_confusion_matrix_has_percents_of_each_class() -> None:
+def test_a_confusion_matrix_has_percents_of_each_class():
     """Of four samples of class x one is taken for z; the one of y is right."""
     labels = np.array([0, 0, 0, 0, 1])
     predicted = np.array([0, 0, 0, 2, 1])
@@ -154,7 +150,7 @@ def test_a_confusion_matrix_has_percents_of_each_class() -> None:
     (12, "The first two principal components"),
     pytest.param(60, "t-SNE", marks=pytest.mark.slow),
 ])  # fmt: skip
-def test_a_map_of_samples_has_a_point_for_each(samples: int, method: str) -> None:
+def test_a_map_of_samples_has_a_point_for_each(samples, method):
     """Few samples are shown by principal components, more by t-SNE."""
     generator = np.random.default_rng(0)
     labels = np.arange(samples) % 3
@@ -169,7 +165,7 @@ def test_a_map_of_samples_has_a_point_for_each(samples: int, method: str) -> Non
 
 
 @pytest.mark.slow
-def test_the_same_figure_gives_the_same_files(tmp_path: Path, methods: dict[str, Any]) -> None:
+def test_the_same_figure_gives_the_same_files(tmp_path, methods):
     """SVG and PDF have no date in them."""
     first = [file.read_bytes() for file in paper.curves(methods).save(tmp_path / "first")]
     again = paper.curves(methods).save(str(tmp_path / "again"), "mine")

@@ -1,7 +1,6 @@
 """What is changed of Flower's simulation, on its own in-memory state."""
 
 import time
-from typing import Any
 
 import numpy as np
 import pytest
@@ -9,11 +8,9 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.app.message import remove_content_from_message
 from flwr.common.serde import message_to_proto
 from flwr.proto.message_pb2 import (
-    ConfirmMessageReceivedRequest,
-    PullObjectRequest,
     PullObjectResponse,
 )
-from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PullAppMessagesResponse
+from flwr.proto.runtime_pb2 import PullAppMessagesResponse
 from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME, NOOP_FEDERATION_ID
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.supercore.run import Run
@@ -28,7 +25,7 @@ from tests.support.harness import LocalGrid
 NODES = 30
 
 
-def simulation() -> tuple[Any, list[int], list[int]]:
+def simulation():
     """Return a grid of Flower's, its nodes, and a list that grows with each look at messages.
 
     An entry of the list is the number of messages that were looked at.
@@ -42,11 +39,11 @@ def simulation() -> tuple[Any, list[int], list[int]]:
     factory = LinkStateFactory(
         FLWR_IN_MEMORY_DB_NAME, NoOpFederationManager(), ObjectStoreFactory()
     )
-    state: Any = factory.state()
-    looks: list[int] = []
+    state = factory.state()
+    looks = []
     check = state._check_stored_messages
 
-    def noted(ids: Any, *more: Any) -> Any:
+    def noted(ids, *more):
         looks.append(len(ids))
         return check(ids, *more)
 
@@ -63,7 +60,7 @@ def simulation() -> tuple[Any, list[int], list[int]]:
     return InMemoryGrid(factory), nodes, looks
 
 
-def act_as(run_id: int) -> None:
+def act_as(run_id):
     """Make this process the server of a Flower run, as its SuperExec does."""
     TaskIdentity.task_id = 1
     TaskIdentity.run_id = run_id
@@ -71,7 +68,7 @@ def act_as(run_id: int) -> None:
 
 
 @pytest.mark.parametrize("changed", [False, True])
-def test_every_node_gets_its_messages_once(changed: bool) -> None:
+def test_every_node_gets_its_messages_once(changed):
     """Flower's own grid looks at all messages for each node; the ``changed`` one at none."""
     grid, nodes, looks = simulation()
     if changed:
@@ -93,7 +90,7 @@ def test_every_node_gets_its_messages_once(changed: bool) -> None:
         assert len(looks) > NODES**2
 
 
-def test_a_message_that_flower_does_not_take_is_not_delivered() -> None:
+def test_a_message_that_flower_does_not_take_is_not_delivered():
     """A grid of another kind than Flower's stays as it is."""
     grid, _, _ = simulation()
     find_messages_by_node(grid)
@@ -108,7 +105,7 @@ def test_a_message_that_flower_does_not_take_is_not_delivered() -> None:
     assert vars(other) == before
 
 
-def test_a_grid_that_hides_its_superlink_is_refused(monkeypatch: Any) -> None:
+def test_a_grid_that_hides_its_superlink_is_refused(monkeypatch):
     """The replies of such a grid would have no limit of bytes."""
     monkeypatch.delattr(HttpGrid, "_runtime_client")
     with pytest.raises(SettingsError, match="'HttpGrid' object has no attribute '_runtime_client'"):
@@ -121,7 +118,7 @@ class Replies:
     It spoils some contents on their way: see `PullObject`.
     """
 
-    def __init__(self, replies: list[Message]) -> None:
+    def __init__(self, replies):
         self.waiting = {reply.metadata.reply_to_message_id: reply for reply in replies}
         self.objects: dict[str, bytes] = {}
         self.missing: set[str] = set()
@@ -129,7 +126,7 @@ class Replies:
         self.looks = 0
         self.confirmed: set[str] = set()
 
-    def PullMessages(self, request: PullAppMessagesRequest) -> PullAppMessagesResponse:
+    def PullMessages(self, request):
         self.looks += 1
         found = [self.waiting.pop(name) for name in request.message_ids if name in self.waiting]
         for reply in found:
@@ -140,7 +137,7 @@ class Replies:
         trees = [get_object_tree(reply) for reply in found]
         return PullAppMessagesResponse(messages_list=protos, message_object_trees=trees)
 
-    def PullObject(self, request: PullObjectRequest) -> PullObjectResponse:
+    def PullObject(self, request):
         """Return an object's bytes; what is missing is answered soon, the rest takes its time.
 
         The word "spoilt" becomes no UTF-8, the table of the array "1" nested too deeply, and a list
@@ -158,20 +155,20 @@ class Replies:
         self.pulled.append(request.object_id)
         return PullObjectResponse(object_found=True, object_available=True, object_content=content)
 
-    def ConfirmMessageReceived(self, request: ConfirmMessageReceivedRequest) -> None:
+    def ConfirmMessageReceived(self, request):
         self.confirmed.add(request.message_object_id)
 
 
-def a_word(text: str) -> RecordDict:
+def a_word(text):
     return RecordDict({"said": ConfigRecord({"word": text})})
 
 
-def an_array(size: int) -> RecordDict:
+def an_array(size):
     """Return an array of zeros, under its size as a name."""
     return RecordDict({"said": ArrayRecord({f"{size}": raw(np.zeros(size))})})
 
 
-def an_array_inside_another() -> RecordDict:
+def an_array_inside_another():
     """Return two arrays of which the outer one names the inner one as its chunk."""
     nested = {name: ArrayRecord({"array": raw(np.ones(1))}) for name in ("outer", "inner")}
     outer = nested["outer"]["array"]
@@ -182,8 +179,8 @@ def an_array_inside_another() -> RecordDict:
 
 @pytest.mark.slow
 def test_the_superlink_is_asked_once_and_a_reply_that_is_bad_or_unfinished_costs_only_itself(
-    monkeypatch: Any,
-) -> None:
+    monkeypatch,
+):
     """Eleven sites reply to twelve messages; some replies are spoilt, too large, or not yet whole.
 
     A message costs nobody but its site. Replies 9 and 10 are asked for last, with a higher limit.
@@ -191,7 +188,7 @@ def test_the_superlink_is_asked_once_and_a_reply_that_is_bad_or_unfinished_costs
     # so few values, and bytes beside the arrays, may a reply have here
     monkeypatch.setattr("server_app.network.flower_compat.MOST_VALUES", 5)
     monkeypatch.setattr("server_app.network.flower_compat.MOST_BESIDE_ARRAYS", 2**17)
-    grid: Any = HttpGrid(token="any")
+    grid = HttpGrid(token="any")
     grid.set_run(Run.create_empty(1))
     act_as(run_id=1)
     messages = [Message(RecordDict(), node, "train") for node in range(12)]

@@ -3,7 +3,6 @@
 from importlib import import_module
 from pathlib import Path
 from types import FunctionType
-from typing import Any
 
 import pytest
 import torch
@@ -16,14 +15,12 @@ from server_app.protections.changes import cut_changes
 from server_app.protections.enough_replies import enough_replies
 from server_app.protections.outliers import refuse_outliers
 from server_app.run.bounds import Bounds
-from server_app.run.replies import Upload
-from server_app.strategies.base import Strategy
 from tests.support.fakes import server_of, upload
 
 ALWAYS = ["refuse_outliers", "bound_samples"]
 
 
-def test_every_protection_has_its_place() -> None:
+def test_every_protection_has_its_place():
     found = set()
     for path in Path(protections.__file__).parent.glob("*.py"):
         module = import_module(f"server_app.protections.{path.stem}")
@@ -47,7 +44,7 @@ def test_every_protection_has_its_place() -> None:
     ("fpl", {}, []),
     ("mpft", {}, ["bound_vectors"]),
 ])  # fmt: skip
-def test_protections_follow_from_settings(algo: str, settings: Any, more: Any) -> None:
+def test_protections_follow_from_settings(algo, settings, more):
     """``more``: which protections look at uploads beside `ALWAYS`; None: none, as there is a sum.
 
     All rounds need enough replies.
@@ -67,22 +64,22 @@ def test_protections_follow_from_settings(algo: str, settings: Any, more: Any) -
     assert enough_replies(sent, server).why_void
 
 
-def entries_of(server: Strategy) -> dict[str, Any]:
+def entries_of(server):
     """Return what a client uploads: the server's own weights, or a prototype of one class."""
-    entries: dict[str, Any] = {}
+    entries = {}
     for name in server.settings.exchange.up:
         vector = Prototypes(torch.ones(1, 1), torch.tensor([0]))
         entries[name] = server.value_of(name) if name == "weights" else vector
     return entries
 
 
-def of_length(length: float, site: str) -> Upload:
+def of_length(length, site):
     """Return a site's upload of one prototype, of this length."""
     vector = Prototypes(torch.tensor([[length]]), torch.tensor([0]))
     return upload(site, prototypes=vector)
 
 
-def test_a_void_round_still_says_who_was_refused_and_no_protection_follows() -> None:
+def test_a_void_round_still_says_who_was_refused_and_no_protection_follows():
     """Of three uploads one is too long; two are fewer than ``min-replies``."""
     server = server_of("fedproto")
     server.federation.bounds = Bounds(max_norm_ratio=5)
@@ -100,7 +97,7 @@ def test_a_void_round_still_says_who_was_refused_and_no_protection_follows() -> 
     assert accepted.then(enough_replies, server) is accepted
 
 
-def test_an_upload_says_what_fraction_of_each_change_is_left() -> None:
+def test_an_upload_says_what_fraction_of_each_change_is_left():
     """SCAFFOLD's next message tells its client, whose control variate then changes by as much.
 
     The median length of changes is 1, of which twice is left of 8.

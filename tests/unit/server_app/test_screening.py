@@ -21,7 +21,6 @@ from server_app.protections.outliers import outliers
 from server_app.protections.samples import bound_samples, most_samples
 from server_app.run.bounds import Bounds
 from server_app.run.replies import check_claims
-from server_app.strategies.base import Strategy
 from tests.support.fakes import server_of, upload
 
 CARD = SiteCard(
@@ -30,19 +29,19 @@ CARD = SiteCard(
 """A site that joined with 30 training and 20 test samples, of classes 0 and 2 of three."""
 
 
-def of_norm(norm: float) -> Payload:
+def of_norm(norm):
     """Return prototypes of class 0, of length 1, and of class 2, of length ``norm``."""
     means = torch.tensor([[0.0, 1.0], [0.0, norm]])
     return Payload(prototypes=Prototypes(means, torch.tensor([0, 2])))
 
 
-def of_weights(value: float, counter: int = 0) -> Payload:
+def of_weights(value, counter=0):
     """Return a model of four equal weights, whose norm is twice their value, and a buffer."""
     model = {"w": torch.full((4,), value), "seen": torch.tensor(counter)}
     return Payload(weights=model)
 
 
-def test_an_upload_far_above_the_median_of_three_or_more_is_an_outlier() -> None:
+def test_an_upload_far_above_the_median_of_three_or_more_is_an_outlier():
     """It is named with its length and the median; the limit is a multiple of the median."""
     payloads = {"a": of_norm(2), "b": of_norm(4), "c": of_norm(2001)}
 
@@ -54,7 +53,7 @@ def test_an_upload_far_above_the_median_of_three_or_more_is_an_outlier() -> None
     assert outliers(of_two, 500) == {}, "of two none is out of proportion"
 
 
-def test_uploads_of_zeros_only_are_no_measure_of_the_others() -> None:
+def test_uploads_of_zeros_only_are_no_measure_of_the_others():
     """The median is that of the lengths above zero, if there are three."""
     payloads = {name: of_weights(0.0) for name in "defgh"}
     payloads["a"] = of_weights(1.0)
@@ -65,7 +64,7 @@ def test_uploads_of_zeros_only_are_no_measure_of_the_others() -> None:
     assert list(outliers(payloads, 5)) == ["c"]
 
 
-def test_the_norm_of_weights_leaves_out_whole_numbers() -> None:
+def test_the_norm_of_weights_leaves_out_whole_numbers():
     """The second model's counter is huge, and the third model is the one that is named."""
     payloads = {
         "a": of_weights(1.0, counter=9),
@@ -77,17 +76,17 @@ def test_the_norm_of_weights_leaves_out_whole_numbers() -> None:
     assert outliers(payloads, 1000) == {"c": said}
 
 
-def prototypes(counts: tuple[int, ...] = (9, 21), labels: tuple[int, ...] = (0, 2)) -> Payload:
+def prototypes(counts=(9, 21), labels=(0, 2)):
     """Return prototypes; by default of the classes and samples that the site joined with."""
     means = torch.ones(len(labels), 2)
     return Payload(prototypes=Prototypes(means, torch.tensor(labels), torch.tensor(counts)))
 
 
-def label_counts(*counts: int) -> Payload:
+def label_counts(*counts):
     return Payload(label_counts=torch.tensor(counts))
 
 
-def moments(*shares: float) -> Payload:
+def moments(*shares):
     payload = Payload(moments={"shares": torch.tensor(shares, dtype=torch.float64)})
     payload.declared = {"moments": Moments()}
     return payload
@@ -117,9 +116,7 @@ OVERFLOW = "counts of 1.84467e+19"
     (moments(0.3, 0.1, 0.6), {}, OF_ANOTHER),
     (moments(19.0, 0.0, 13.0), {}, ""),  # with noise, which only their codec can judge
 ])  # fmt: skip
-def test_a_site_is_held_to_its_introduction(
-    payload: Payload, report: dict[str, int], said: str
-) -> None:
+def test_a_site_is_held_to_its_introduction(payload, report, said):
     """It joined with classes 0 and 2, 30 training samples and 20 test samples.
 
     ``said``: the reason of the refusal, or "" where the claims are taken.
@@ -131,7 +128,7 @@ def test_a_site_is_held_to_its_introduction(
         check_claims(claims, payload, CARD, training=True)
 
 
-def server_of_north() -> Strategy:
+def server_of_north():
     """Return the server of a run with a single site, which has 30 samples."""
     server = server_of("fedproto")
     server.federation.bounds = Bounds(max_samples_ratio=2.0, max_samples_lead=2.0)
@@ -144,9 +141,7 @@ def server_of_north() -> Strategy:
     (0, set()),  # a sum of masked uploads tells it later
     (29, {"north: 29 training samples, but it joined with 30: its data have changed"}),
 ])  # fmt: skip
-def test_fewer_samples_than_a_site_joined_with_are_worth_a_warning(
-    samples: int, warnings: set[str]
-) -> None:
+def test_fewer_samples_than_a_site_joined_with_are_worth_a_warning(samples, warnings):
     """Its data have changed, and are divided anew: it may be tested on what it was trained on."""
     sent = [upload("north", samples)]
 
@@ -169,21 +164,19 @@ At least one is taken for a liar's.
     ([30, 10**15], 0, (240.0, "max-samples-ratio")),  # nobody tells the two apart
     ([0, 0, 0, 5], 0, (1.0, "max-samples-lead")),  # one sample may always count
 ])  # fmt: skip
-def test_most_samples_that_a_claim_may_weigh(
-    claims: list[int], liars: int, most: tuple[float, str]
-) -> None:
+def test_most_samples_that_a_claim_may_weigh(claims, liars, most):
     """``most``: the smaller of both limits, and the setting that gives it."""
     assert most_samples(claims, replace(LIMITS, liars=liars)) == most
 
 
-def test_without_bounds_nothing_limits_a_claim_among_clients_that_have_none() -> None:
+def test_without_bounds_nothing_limits_a_claim_among_clients_that_have_none():
     """Infinity times the median claim of 0 is not a number, which would be the least limit."""
     most, _ = most_samples([0, 0, 500], Bounds())
 
     assert most == math.inf
 
 
-def test_label_counts_weigh_no_more_than_the_settings_say() -> None:
+def test_label_counts_weigh_no_more_than_the_settings_say():
     """A claim of 3 · 10⁹ samples is cut to 60, twice the usual 30, in the same proportions."""
     claimed = torch.tensor([10**9, 0, 2 * 10**9])
     sent = [upload("north", 3 * 10**9, label_counts=claimed)]
@@ -196,7 +189,7 @@ def test_label_counts_weigh_no_more_than_the_settings_say() -> None:
 SITES = [f"site-{i}" for i in range(20)]
 
 
-def test_seed_and_round_alone_choose_the_sites_whatever_their_order() -> None:
+def test_seed_and_round_alone_choose_the_sites_whatever_their_order():
     """Two seeds draw six of twenty sites in five rounds, each time others."""
     assert sample_sites(reversed(SITES), 1.0, 42, 1) == SITES
     drawn = sample_sites(SITES, 0.3, 42, 5)
@@ -210,16 +203,16 @@ def test_seed_and_round_alone_choose_the_sites_whatever_their_order() -> None:
     assert len(samples) == 10
 
 
-def test_a_fraction_of_the_sites_is_at_least_one_or_as_many_as_are_asked_for() -> None:
+def test_a_fraction_of_the_sites_is_at_least_one_or_as_many_as_are_asked_for():
     assert len(sample_sites(SITES, 0.3, 0, 1)) == 6
     assert len(sample_sites(SITES, 0.001, 0, 1)) == 1
     assert len(sample_sites(SITES, 0.001, 0, 1, fewest=2)) == 2
     assert sample_sites(["only"], 0.5, 0, 1, fewest=2) == ["only"]
 
 
-def test_in_many_rounds_every_site_is_asked_about_as_often() -> None:
+def test_in_many_rounds_every_site_is_asked_about_as_often():
     """A quarter of the sites in each of 1,000 rounds is 250 times each."""
-    asked: Counter[str] = Counter()
+    asked = Counter()
     for number in range(1000):
         asked.update(sample_sites(SITES, 0.25, 0, number))
 

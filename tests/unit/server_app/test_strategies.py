@@ -4,46 +4,41 @@ And on how many threads it trains.
 """
 
 import math
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from protofl_common.algorithms.base import ServerTrainingHparams
 from protofl_common.maths.prototypes import Prototypes
 from server_app.learning.training import train
-from server_app.run.replies import Upload
-from server_app.strategies.feddistill import FedDistill
-from server_app.strategies.fedtgp import FedTGP
 from tests.support.fakes import server_of, upload
 
 EAST = [1.0, 0.0]
 NORTH = [0.0, 1.0]
 
 
-def vectors_of(rows: dict[int, list[float]]) -> Prototypes:
+def vectors_of(rows):
     """Return a vector of each class, each of one sample."""
     labels = torch.tensor(list(rows))
     means = torch.tensor(list(rows.values()), dtype=torch.float32)
     return Prototypes(means, labels, torch.ones_like(labels))
 
 
-def sends(site: str, rows: dict[int, list[float]], **more: Any) -> Upload:
+def sends(site, rows, **more):
     return upload(site, prototypes=vectors_of(rows), **more)
 
 
-def says(site: str, rows: dict[int, list[float]]) -> Upload:
+def says(site, rows):
     """Return a site's upload of its mean outputs for each class (FedDistill)."""
     return upload(site, outputs=vectors_of(rows))
 
 
-def by_class(vectors: Prototypes) -> dict[int, list[float]]:
+def by_class(vectors):
     return dict(zip(vectors.labels.tolist(), vectors.means.tolist(), strict=True))
 
 
-def test_fedpcl_hands_on_the_last_set_of_a_client_that_was_not_asked() -> None:
+def test_fedpcl_hands_on_the_last_set_of_a_client_that_was_not_asked():
     """Site-0 is not asked in the second round; class 0, which it alone has, stays."""
     server = server_of("fedpcl")
     first = sends("site-0", {0: EAST})
@@ -59,7 +54,7 @@ def test_fedpcl_hands_on_the_last_set_of_a_client_that_was_not_asked() -> None:
     assert by_class(of_site_1) == {1: [0.0, 3.0]}
 
 
-def test_fedplvm_keeps_the_prototypes_of_a_class_that_nobody_sent() -> None:
+def test_fedplvm_keeps_the_prototypes_of_a_class_that_nobody_sent():
     """The second round has new prototypes of class 1 only."""
     server = server_of("fedplvm")
     weights = server.weights
@@ -70,7 +65,7 @@ def test_fedplvm_keeps_the_prototypes_of_a_class_that_nobody_sent() -> None:
     assert by_class(server.prototypes) == {0: EAST, 1: NORTH}
 
 
-def test_fedsas_anchor_of_a_class_that_nobody_sent_stays_where_it_is() -> None:
+def test_fedsas_anchor_of_a_class_that_nobody_sent_stays_where_it_is():
     """The anchor of the class that was sent moves half of the way to its prototype (0, 8)."""
     server = server_of("fedsa", fedsa__smoothing=0.5)
     server.merge([sends("site-0", {0: EAST, 1: NORTH})])
@@ -82,13 +77,13 @@ def test_fedsas_anchor_of_a_class_that_nobody_sent_stays_where_it_is() -> None:
     assert server.anchors_CD[1].equal(moves / 2 + torch.tensor([0.0, 4.0]))
 
 
-def teacher(server: FedDistill, site: str) -> dict[int, list[float]] | None:
+def teacher(server, site):
     """Return the outputs by class that the site is to learn from; None if there are none."""
     outputs = server.payload_for(site, server.payload_down()).vectors("outputs")
     return None if outputs is None else by_class(outputs)
 
 
-def test_by_probabilities_the_other_sites_teach() -> None:
+def test_by_probabilities_the_other_sites_teach():
     """A site learns from the mean of a class over all others, whether they were asked or not."""
     server = server_of("feddistill", feddistill__outputs="probabilities")
     assert teacher(server, "site-0") is None
@@ -109,26 +104,14 @@ def test_by_probabilities_the_other_sites_teach() -> None:
     assert teacher(restored, "site-1") == of_site_1
 
 
-def test_by_logits_all_sites_teach() -> None:
-    """A site learns from the mean of a class over all sites, itself included."""
-    server = server_of("feddistill", feddistill__outputs="logits")
-
-    first = says("site-0", {0: [3.0, -1.0]})
-    second = says("site-1", {0: [5.0, -3.0], 1: NORTH})
-    server.merge([first, second])
-
-    for site in ("site-0", "site-1"):
-        assert teacher(server, site) == {0: [4.0, -2.0], 1: NORTH}
-
-
-def fedtgp(**changes: Any) -> FedTGP:
+def fedtgp(**changes):
     """FedTGP's server of five classes, with these settings of its own."""
     settings = {f"fedtgp__{key}": value for key, value in changes.items()}
     return server_of("fedtgp", "abcde", feature_dim=16, **settings)
 
 
 @pytest.mark.parametrize(("kind", "margin"), [("adaptive", 5.0), ("nearest", math.sqrt(18))])
-def test_fedtgps_margin_of_three_classes_by_hand(kind: str, margin: float) -> None:
+def test_fedtgps_margin_of_three_classes_by_hand(kind, margin):
     """The distances are 5 from class 0 to class 1, 1 from 0 to 2, and √18 from 1 to 2.
 
     An adaptive margin is the largest distance; a nearest one the largest of the distances to the
@@ -143,12 +126,12 @@ def test_fedtgps_margin_of_three_classes_by_hand(kind: str, margin: float) -> No
         assert server.margin(centres[:few], torch.arange(few)) == 0.0
 
 
-def test_fedtgps_margin_has_an_upper_bound_or_is_fixed_or_none() -> None:
+def test_fedtgps_margin_has_an_upper_bound_or_is_fixed_or_none():
     """Class 0 has its centre at 1, class 1 at 7."""
     samples = torch.tensor([[0.0], [2.0], [7.0]])
     labels = torch.tensor([0, 0, 1])
 
-    def margin(**settings: Any) -> float:
+    def margin(**settings):
         return fedtgp(**settings).margin(samples, labels)
 
     assert margin() == 6.0
@@ -157,7 +140,7 @@ def test_fedtgps_margin_has_an_upper_bound_or_is_fixed_or_none() -> None:
     assert margin(margin="none") == 0.0
 
 
-def test_fedtgps_classes_nobody_holds_are_not_trained_and_one_not_sent_later_stays_known() -> None:
+def test_fedtgps_classes_nobody_holds_are_not_trained_and_one_not_sent_later_stays_known():
     """Nobody holds classes 2 and 4; class 0 is site-0's, which the second round does not ask."""
     server = fedtgp(server_epochs=2)
     assert server.payload_down().vectors() is None
@@ -175,7 +158,7 @@ def test_fedtgps_classes_nobody_holds_are_not_trained_and_one_not_sent_later_sta
     assert server.payload_down().vectors().labels.tolist() == [0, 1, 3]
 
 
-def test_the_loss_of_fedtgps_server_falls() -> None:
+def test_the_loss_of_fedtgps_server_falls():
     """After 300 epochs the loss is less than half of what it is after one."""
     torch.manual_seed(2)
     centres_CD = torch.randn(5, 16)
@@ -192,7 +175,7 @@ def test_the_loss_of_fedtgps_server_falls() -> None:
 
 
 @pytest.fixture
-def four_threads() -> Iterator[None]:
+def four_threads():
     """Let PyTorch use four threads during a test."""
     before = torch.get_num_threads()
     torch.set_num_threads(4)
@@ -212,9 +195,7 @@ def four_threads() -> Iterator[None]:
     ],
 )
 @pytest.mark.usefixtures("four_threads")
-def test_a_small_step_takes_one_thread(
-    dim: int, batch: int, forward_rows: int, threads: int
-) -> None:
+def test_a_small_step_takes_one_thread(dim, batch, forward_rows, threads):
     """In a small step threads cost more than they save. Afterwards there are four again.
 
     ``batch``: rows of a minibatch, 0 for all 100; ``forward_rows``: rows that pass through the
@@ -223,7 +204,7 @@ def test_a_small_step_takes_one_thread(
     layer = nn.Linear(dim, dim)
     seen = set()
 
-    def loss(rows: Tensor) -> Tensor:
+    def loss(rows):
         seen.add(torch.get_num_threads())
         return layer(rows).square().mean()
 

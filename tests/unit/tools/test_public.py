@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +23,6 @@ from protofl_common.tools import python_api as public
 from protofl_common.tools.inference import Predictor
 from protofl_common.tools.protofl import extend
 from server_app.network.membership import FederationError
-from tests.support.given import Patch, Printed
 
 pytestmark = pytest.mark.slow  # most of these tests train a federation
 
@@ -35,15 +33,15 @@ DATA = DIGITS | {"total_samples": 100, "models": "cnn4"}
 """The settings of a trial of one client half."""
 
 
-def test_a_run_returns_its_results(tmp_path: Path) -> None:
+def test_a_run_returns_its_results(tmp_path):
     """Accuracies, rounds and summary are those of the run's folder, and events came meanwhile."""
-    seen: list[public.events.Event] = []
+    seen = []
     places = {"out_dir": str(tmp_path), "on_event": seen.append}
     run = public.run(algo="fedproto", clients=2, **places, **SMALL)
 
     assert run.folder.parent == tmp_path
     assert set(run.accuracy) == {"head", "prototype"}
-    assert public.Run(str(run.folder)).accuracy == run.accuracy  # type: ignore[arg-type]
+    assert public.Run(str(run.folder)).accuracy == run.accuracy
     assert all(0 <= value <= 1 for value in run.accuracy.values())
     assert len(run.rounds) == 3  # two rounds, and the final evaluation
     assert run.summary["rounds"] == 2
@@ -62,8 +60,8 @@ def test_a_run_returns_its_results(tmp_path: Path) -> None:
         _ = run.accuracy
 
 
-def test_what_a_listener_changes_in_a_row_changes_no_result(tmp_path: Path) -> None:
-    def clear(event: public.events.Event) -> None:
+def test_what_a_listener_changes_in_a_row_changes_no_result(tmp_path):
+    def clear(event):
         if isinstance(event, public.events.RoundDone):
             event.row["bytes"].clear()
             event.row["accuracy"].clear()
@@ -73,12 +71,12 @@ def test_what_a_listener_changes_in_a_row_changes_no_result(tmp_path: Path) -> N
     assert run.summary["bytes"]["up"] == sum(row["bytes"]["up"] for row in run.rounds)
 
 
-def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
+def test_a_folder_that_is_no_run_is_refused(tmp_path):
     with pytest.raises(public.SettingsError, match=r"metrics\.jsonl with a round in it; give"):
         _ = public.Run(tmp_path / "none").rounds
 
 
-def patients() -> tuple[np.ndarray, np.ndarray]:
+def patients():
     """Return inputs and labels of eighty patients, of two well separated classes.
 
     The labels are names as Python objects, as pandas has texts.
@@ -89,12 +87,12 @@ def patients() -> tuple[np.ndarray, np.ndarray]:
     return inputs, np.array(["ill", "well"], dtype=object)[labels]
 
 
-def run_on(data: Any, folder: Path, **settings: Any) -> public.Run:
+def run_on(data, folder, **settings):
     """Run a federation of two clients on data of one's own, with the results in this folder."""
     return public.run(data, clients=2, models="mlp-1", out_dir=str(folder), **settings)
 
 
-def test_a_run_takes_arrays_as_data(tmp_path: Path, capsys: Printed) -> None:
+def test_a_run_takes_arrays_as_data(tmp_path, capsys):
     """Nothing is printed, and a second run on the same arrays is on the same data."""
     data = patients()
     run = run_on(data, tmp_path, algo="fedavg", rounds=5)
@@ -109,7 +107,7 @@ def test_a_run_takes_arrays_as_data(tmp_path: Path, capsys: Printed) -> None:
     assert again.summary["settings"]["data-dir"] == data_dir, "they can be compared"
 
 
-def test_arrays_that_are_no_data_are_refused(tmp_path: Path) -> None:
+def test_arrays_that_are_no_data_are_refused(tmp_path):
     """They have another type, another number of labels or a missing one, or are no arrays."""
     inputs, names = patients()
 
@@ -131,11 +129,11 @@ def test_arrays_that_are_no_data_are_refused(tmp_path: Path) -> None:
             as_arrays(data)
 
 
-def test_a_run_takes_data_frames_and_arrays_of_parts_as_data(tmp_path: Path) -> None:
+def test_a_run_takes_data_frames_and_arrays_of_parts_as_data(tmp_path):
     """A frame has a column ``label``, or stands beside its labels; four arrays are two parts."""
     pandas = pytest.importorskip("pandas")
     inputs, names = patients()
-    one_round: dict[str, Any] = {"rounds": 1, "algo": "local"}
+    one_round = {"rounds": 1, "algo": "local"}
     frame = pandas.DataFrame(inputs, columns=list("abcde"))
 
     for data in (frame.assign(label=names), (frame, pandas.Series(names))):
@@ -160,7 +158,7 @@ def test_a_run_takes_data_frames_and_arrays_of_parts_as_data(tmp_path: Path) -> 
     assert run.rounds[-1]["clients"]["site-0"]["test-samples"] == 20
 
 
-def test_arrays_are_the_same_whatever_object_they_come_in() -> None:
+def test_arrays_are_the_same_whatever_object_they_come_in():
     """``alone``: inputs without labels, as for predictions."""
     inputs, names = patients()
     labels = (names == "ill").astype(int)
@@ -181,7 +179,7 @@ def test_arrays_are_the_same_whatever_object_they_come_in() -> None:
     assert list(as_arrays(inputs.tolist(), alone=True)) == ["inputs"]
 
 
-def test_a_model_is_given_what_python_has(tmp_path: Path) -> None:
+def test_a_model_is_given_what_python_has(tmp_path):
     """A frame's columns are found by name, whatever their order."""
     pandas = pytest.importorskip("pandas")
     inputs, names = patients()
@@ -201,13 +199,13 @@ def test_a_model_is_given_what_python_has(tmp_path: Path) -> None:
         predictor.predict(frame[["a", "b", "d"]])
 
 
-def test_a_file_that_was_changed_is_read_again(tmp_path: Path) -> None:
+def test_a_file_that_was_changed_is_read_again(tmp_path):
     """The file has 40 samples at first, and then 60; `protofl compare` tells the runs apart."""
     file = tmp_path / "mine.csv"
     versions = []
     for samples in (40, 60):
         rows = "".join(f"{row},{row % 2}\n" for row in range(samples))
-        file.write_text(f"x,label\n{rows}", encoding="utf-8")
+        file.write_text(f"x,label\n{rows}")
 
         run = run_on(file, tmp_path, algo="local", rounds=1)
 
@@ -218,7 +216,7 @@ def test_a_file_that_was_changed_is_read_again(tmp_path: Path) -> None:
     assert len(set(versions)) == 2
 
 
-def test_tables_of_algorithms_are_read_as_a_recipe_has_them(tmp_path: Path) -> None:
+def test_tables_of_algorithms_are_read_as_a_recipe_has_them(tmp_path):
     """Runs of several algorithms may share tables; numbers may be NumPy's."""
     tables = {"fedproto": {"lambda": np.float32(0.25)}, "fedproto_avg": {"lambda": 3.0}}
     options = {"clients": np.int64(2), "seed": np.int64(3), "out_dir": str(tmp_path)}
@@ -233,7 +231,7 @@ def test_tables_of_algorithms_are_read_as_a_recipe_has_them(tmp_path: Path) -> N
     ({"clients": 0}, "clients = 0: must be at least 1"),
     ({"workers": 0}, "workers = 0: must be at least 1"),
 ])  # fmt: skip
-def test_what_would_have_no_effect_is_refused(chosen: dict[str, Any], refusal: str) -> None:
+def test_what_would_have_no_effect_is_refused(chosen, refusal):
     with pytest.raises(public.SettingsError, match=refusal):
         public.run(algo="fedavg", **chosen)
 
@@ -241,11 +239,11 @@ def test_what_would_have_no_effect_is_refused(chosen: dict[str, Any], refusal: s
 class Twice(extend.ClientAlgorithm[extend.Hparams]):
     """A client half with twice the usual loss."""
 
-    def loss(self, batch: extend.Batch) -> extend.LossTerms:
+    def loss(self, batch):
         return {"cross-entropy": 2 * super().loss(batch)["cross-entropy"]}
 
 
-def test_a_client_half_is_tried_on_a_batch() -> None:
+def test_a_client_half_is_tried_on_a_batch():
     torch.manual_seed(0)
     plain = public.try_method(extend.ClientAlgorithm, **DATA)
     doubled = public.try_method(Twice, **DATA)
@@ -261,7 +259,7 @@ def test_a_client_half_is_tried_on_a_batch() -> None:
     ("feddistill", "total"),
     ("fedkd", "hidden"),
 ])  # fmt: skip
-def test_a_client_half_is_tried_with_what_a_server_would_send(algo: str, term: str) -> None:
+def test_a_client_half_is_tried_with_what_a_server_would_send(algo, term):
     """Prototypes and weights that a server would send are made from the client's own.
 
     ``term`` is a part of the loss that needs them.
@@ -271,16 +269,16 @@ def test_a_client_half_is_tried_with_what_a_server_would_send(algo: str, term: s
 
 
 class SendsUndeclared(Twice):
-    def upload(self) -> extend.Payload:
+    def upload(self):
         return extend.Payload(odd=torch.ones(1))
 
 
 class SendsADictionary(Twice):
-    def upload(self) -> Any:
+    def upload(self):
         return {}
 
 
-def test_a_half_that_breaks_its_contract_is_refused(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_a_half_that_breaks_its_contract_is_refused(tmp_path, monkeypatch):
     """It sends what is undeclared, sends no `Payload`, or returns no losses."""
     undeclared = "odd is not declared for this direction; declared: prototypes"
 
@@ -299,7 +297,7 @@ def test_a_half_that_breaks_its_contract_is_refused(tmp_path: Path, monkeypatch:
         public.run(algo="fedproto", clients=2, out_dir=str(tmp_path), **SMALL)
 
 
-def test_a_half_is_tried_on_the_data_of_all_clients(tmp_path: Path) -> None:
+def test_a_half_is_tried_on_the_data_of_all_clients(tmp_path):
     """Here, three clients are named; a run would divide the samples among them.
 
     Half of the twelve samples are for training.
@@ -314,7 +312,7 @@ def test_a_half_is_tried_on_the_data_of_all_clients(tmp_path: Path) -> None:
     assert tried.upload.vectors().counts.sum() == 6
 
 
-def test_wrong_settings_and_data_are_refused_before_a_run_has_a_folder(tmp_path: Path) -> None:
+def test_wrong_settings_and_data_are_refused_before_a_run_has_a_folder(tmp_path):
     """An unknown network, a missing file, and two different numbers of clients."""
     out_dir = str(tmp_path)
     unknown = "arch = 'torchvision:resnet19': architecture 'resnet19' is not one"
@@ -322,7 +320,7 @@ def test_wrong_settings_and_data_are_refused_before_a_run_has_a_folder(tmp_path:
     with pytest.raises(public.SettingsError, match=unknown):
         public.run(arch="torchvision:resnet19", out_dir=out_dir, **SMALL)
 
-    with pytest.raises(DataError, match=r"nothing\.npz': there is no such file"):
+    with pytest.raises(DataError, match=r"nothing\.npz': .*there is no such file"):
         public.run(tmp_path / "nothing.npz", out_dir=out_dir)
 
     other_number = r"num-clients = 20: this simulation has 2 \(--clients\)"
@@ -339,14 +337,14 @@ class PullHparams(extend.Hparams):
 
 
 class Pulled(extend.FedAvgClient[PullHparams]):
-    def loss(self, batch: extend.Batch) -> extend.LossTerms:
+    def loss(self, batch):
         return {**super().loss(batch), "pull": self.hparams.pull * batch.features.square().mean()}
 
 
-def test_a_client_half_is_tried_with_hyper_parameters_of_its_own() -> None:
+def test_a_client_half_is_tried_with_hyper_parameters_of_its_own():
     """The weight of its term is 0.5, and then 2."""
 
-    def loss_of(pull: float) -> float:
+    def loss_of(pull):
         torch.manual_seed(0)
         tried = public.try_method(Pulled, like="fedavg", own=PullHparams(pull), **DATA)
         return tried.losses["pull"]
@@ -358,10 +356,10 @@ def test_a_client_half_is_tried_with_hyper_parameters_of_its_own() -> None:
 @pytest.mark.parametrize(("version", "key"), [
     ("standard", "force_include"), ("editable", "force_include_editable"),
 ])  # fmt: skip
-def test_an_install_has_the_package_protofl(version: str, key: str) -> None:
+def test_an_install_has_the_package_protofl(version, key):
     """The hook of the build adds the files behind ``import protofl``, which lie elsewhere."""
-    build: dict[str, dict[str, str]] = {"force_include": {}, "force_include_editable": {}}
-    hook = AppAsData(str(app_folder()), {}, None, None, "", "wheel")  # type: ignore[arg-type]
+    build = {"force_include": {}, "force_include_editable": {}}
+    hook = AppAsData(str(app_folder()), {}, None, None, "", "wheel")
     hook.initialize(version, build)
 
     assert {"protofl/__init__.py", "protofl/extend.py"} <= set(build[key].values())

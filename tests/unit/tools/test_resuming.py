@@ -2,10 +2,8 @@
 
 import os
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
 from subprocess import CalledProcessError
-from typing import Any
 
 import pytest
 
@@ -19,10 +17,9 @@ from protofl_common.tools.known_runs import runs_in
 from protofl_common.tools.resuming import MOST_SECONDS, Resuming, crashed_runs
 from server_app.run.checkpoint import Checkpoint
 from tests.support.fakes import submission
-from tests.support.given import Patch, Printed
 
 
-def stopped(folder: Path, history: RunHistory, last: int, code: str = "") -> Path:
+def stopped(folder, history, last, code=""):
     """Write a run whose last checkpoint is of the round ``last``; return its folder.
 
     ``history`` names the Flower runs that made it; ``code`` is the digest of the code that ran, ""
@@ -37,12 +34,12 @@ def stopped(folder: Path, history: RunHistory, last: int, code: str = "") -> Pat
     return folder
 
 
-def resumed(folder: Path, *flowers_runs: Any) -> list[str]:
+def resumed(folder, *flowers_runs):
     """Return the names of the runs that a worker would submit again."""
     return [run.path.name for run in crashed_runs(runs_in(folder), list(flowers_runs))]
 
 
-def test_a_run_that_crashed_goes_on_once(tmp_path: Path) -> None:
+def test_a_run_that_crashed_goes_on_once(tmp_path):
     """Flower run 7 has crashed. It is resumed, unless run 8, which resumes it, is there already."""
     stopped(tmp_path / "first", RunHistory(7), last=0)
 
@@ -58,18 +55,16 @@ def test_a_run_that_crashed_goes_on_once(tmp_path: Path) -> None:
     assert unknown_to_the_superlink == []
 
 
-def write_zeros(path: Path) -> None:
+def write_zeros(path):
     path.write_bytes(bytes(path.stat().st_size))
 
 
-def write_another_version(path: Path) -> None:
+def write_another_version(path):
     write_tensors(path, {}, {"format": "protofl-checkpoint-4", "facts": "{}"})
 
 
 @pytest.mark.parametrize("spoil", [write_zeros, write_another_version])
-def test_a_checkpoint_that_cannot_be_used_holds_up_nothing(
-    spoil: Callable[[Path], None], tmp_path: Path
-) -> None:
+def test_a_checkpoint_that_cannot_be_used_holds_up_nothing(spoil, tmp_path):
     """A power cut has left zeros, or a former version a checkpoint: other runs go on by themselves.
 
     The run with an older checkpoint that is whole goes on from that.
@@ -93,24 +88,20 @@ def test_a_checkpoint_that_cannot_be_used_holds_up_nothing(
 @pytest.mark.parametrize(("sub_status", "details"), [
     ("stopped", ""), ("completed", ""), ("failed", f"{APP_ERROR}: 3 rounds changed nothing"),
 ])  # fmt: skip
-def test_a_run_that_somebody_or_an_error_ended_is_not_resumed(
-    sub_status: str, details: str, tmp_path: Path
-) -> None:
+def test_a_run_that_somebody_or_an_error_ended_is_not_resumed(sub_status, details, tmp_path):
     stopped(tmp_path / "first", RunHistory(7), last=2)
     assert resumed(tmp_path, submission(7, sub_status, details)) == []
 
 
 @pytest.mark.parametrize(("last", "names"), [(2, []), (3, ["first"])])
-def test_a_run_that_crashes_again_must_have_come_further(
-    last: int, names: list[str], tmp_path: Path
-) -> None:
+def test_a_run_that_crashes_again_must_have_come_further(last, names, tmp_path):
     """Flower run 7 came to round 2, and 8, which resumed it, to round ``last``."""
     stopped(tmp_path / "first", RunHistory(8, ((7, 2),)), last)
     again = submission(8, run_name="first", resume=True)
     assert resumed(tmp_path, submission(7), again) == names
 
 
-def test_other_code_and_old_runs_are_left_to_a_person(tmp_path: Path) -> None:
+def test_other_code_and_old_runs_are_left_to_a_person(tmp_path):
     stopped(tmp_path / "other", RunHistory(7), last=2, code="0123abcd")  # not of this checkout
     old = stopped(tmp_path / "old", RunHistory(8), last=2)
     (checkpoint,) = RunFolder(old).checkpoints()
@@ -119,7 +110,7 @@ def test_other_code_and_old_runs_are_left_to_a_person(tmp_path: Path) -> None:
     assert resumed(tmp_path, submission(7), submission(8)) == []
 
 
-def test_a_baseline_goes_on_with_its_run(tmp_path: Path) -> None:
+def test_a_baseline_goes_on_with_its_run(tmp_path):
     """The run itself has finished, and its baselines have stopped: the run is submitted, once."""
     run = stopped(tmp_path / "first", RunHistory(7), last=5)
     (run / SUMMARY).write_text('{"rounds": 5}')
@@ -136,15 +127,13 @@ def test_a_baseline_goes_on_with_its_run(tmp_path: Path) -> None:
     assert resumed(tmp_path, submission(7), again) == ["first"]
 
 
-def test_a_run_that_cannot_be_submitted_does_not_hold_up_others(
-    tmp_path: Path, monkeypatch: Patch, capsys: Printed
-) -> None:
+def test_a_run_that_cannot_be_submitted_does_not_hold_up_others(tmp_path, monkeypatch, capsys):
     """Each is tried once, however often the worker looks for crashed runs."""
     stopped(tmp_path / "first", RunHistory(7), last=2)
     stopped(tmp_path / "second", RunHistory(8), last=2)
     tried = []
 
-    def fails(resuming: Resuming, settings: Path) -> None:
+    def fails(resuming, settings):
         tried.append(settings.parent.name)
         raise CalledProcessError(1, "flwr run")
 
@@ -159,13 +148,13 @@ def test_a_run_that_cannot_be_submitted_does_not_hold_up_others(
     assert "first does not go on by itself" in capsys.readouterr().err
 
 
-def test_a_path_may_have_any_sign_in_it(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_a_path_may_have_any_sign_in_it(tmp_path, monkeypatch):
     """Flower reads the connection from a file that names the worker's certificates."""
     certificates = tmp_path / 'the ward\'s "keys"' / "ca.crt"
-    written: list[dict[str, Any]] = []
+    written = []
 
-    def reads_the_configuration(command: list[str], env: dict[str, str], check: bool) -> None:
-        configuration = Path(env["FLWR_HOME"], "config.toml").read_text(encoding="utf-8")
+    def reads_the_configuration(command, env, check):
+        configuration = Path(env["FLWR_HOME"], "config.toml").read_text()
         written.append(tomllib.loads(configuration)["superlink"]["superlink"])
 
     monkeypatch.setattr("protofl_common.tools.resuming.subprocess.run", reads_the_configuration)

@@ -4,9 +4,7 @@ import json
 import os
 import sqlite3
 import time
-from collections.abc import Callable
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 from filelock import FileLock
@@ -15,13 +13,11 @@ from sqlalchemy import create_engine
 
 from protofl_common.runs.folder import HEADS, METRICS, SETTINGS, SUMMARY
 from tests.support.commands import output
-from tests.support.given import Printed
 
 DAY = 86400
-Remove = Callable[..., list[str]]
 
 
-def aged(path: Path, days: float, text: str = "") -> Path:
+def aged(path, days, text=""):
     """Write a file that was changed so many days ago."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
@@ -29,7 +25,7 @@ def aged(path: Path, days: float, text: str = "") -> Path:
     return path
 
 
-def run(folder: Path, days: float, is_finished: bool = True) -> Path:
+def run(folder, days, is_finished=True):
     """Write a run that ended, or stopped, so many days ago; return its folder."""
     aged(folder / SETTINGS, days)
     aged(folder / METRICS, days)
@@ -39,17 +35,17 @@ def run(folder: Path, days: float, is_finished: bool = True) -> Path:
 
 
 @pytest.fixture
-def removed(capsys: Printed) -> Remove:
+def removed(capsys):
     """``removed("retain", …)``: the lines of a command that removes what is older than 90 days."""
 
-    def lines(*words: object) -> list[str]:
-        printed: str = output(capsys, *words, "--days", "90").out
+    def lines(*words):
+        printed = output(capsys, *words, "--days", "90").out
         return printed.splitlines()
 
     return lines
 
 
-def test_old_runs_go_and_unfinished_ones_stay(tmp_path: Path, removed: Remove) -> None:
+def test_old_runs_go_and_unfinished_ones_stay(tmp_path, removed):
     """A run and its baselines stay together until all are finished.
 
     A run at which a process is at work (its lock is taken) stays, and so does heads.jsonl, the
@@ -83,7 +79,7 @@ def test_old_runs_go_and_unfinished_ones_stay(tmp_path: Path, removed: Remove) -
     assert all(path.exists() for path in stay)
 
 
-def database(path: Path) -> Path:
+def database(path):
     """Make a SuperLink's database with runs that ended 91 and 89 days ago, and one that goes on.
 
     They have the numbers 1, 2 and 3. Each has a task with a line of log, a reply, and two parts of
@@ -123,7 +119,7 @@ def database(path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_messages_of_old_runs_cannot_be_read_any_more(tmp_path: Path, removed: Remove) -> None:
+def test_messages_of_old_runs_cannot_be_read_any_more(tmp_path, removed):
     """They are gone from the bytes of the file, too; what other runs use stays."""
     link = database(tmp_path / "superlink.db")
     words = ("retain", "--runs", tmp_path, "--database", link)
@@ -153,8 +149,8 @@ def test_messages_of_old_runs_cannot_be_read_any_more(tmp_path: Path, removed: R
     ("", "no such table: run; is it the SuperLink's?"),
 ])  # fmt: skip
 def test_a_file_that_is_no_superlinks_is_refused_and_what_was_removed_before_is_told(
-    content: str | None, reason: str, tmp_path: Path, capsys: Printed
-) -> None:
+    content, reason, tmp_path, capsys
+):
     """``content`` None: there is no file. Folders of runs come before the database."""
     old = run(tmp_path / "old", 91)
     file = tmp_path / "other.db"
@@ -170,7 +166,7 @@ def test_a_file_that_is_no_superlinks_is_refused_and_what_was_removed_before_is_
 
 
 @pytest.mark.parametrize("days", ["-1", "1000000"])
-def test_days_that_no_calendar_has_are_refused(days: str, tmp_path: Path, capsys: Printed) -> None:
+def test_days_that_no_calendar_has_are_refused(days, tmp_path, capsys):
     link = database(tmp_path / "superlink.db")
     words = ("retain", "--days", days, "--runs", tmp_path, "--database", link)
 
@@ -178,7 +174,7 @@ def test_days_that_no_calendar_has_are_refused(days: str, tmp_path: Path, capsys
     assert refusal in output(capsys, *words, status=1).err
 
 
-def test_a_folder_that_is_not_there_is_no_empty_report(tmp_path: Path, capsys: Printed) -> None:
+def test_a_folder_that_is_not_there_is_no_empty_report(tmp_path, capsys):
     """A crontab types the commands in another folder, and reads the report that nothing is old."""
     said = output(capsys, "retain", "--days", "90", "--runs", tmp_path / "runs", status=1).err
     assert f"--runs {tmp_path}/runs: no such folder" in said
@@ -188,9 +184,7 @@ def test_a_folder_that_is_not_there_is_no_empty_report(tmp_path: Path, capsys: P
     assert f"state-dir {tmp_path}/state: no such folder" in said
 
 
-def test_a_site_removes_old_models_of_finished_runs_and_old_caches(
-    tmp_path: Path, removed: Remove
-) -> None:
+def test_a_site_removes_old_models_of_finished_runs_and_old_caches(tmp_path, removed):
     """Ledger, audit log, new files and the state of an unfinished run stay."""
     node = f'site-name="north" dataset="image-folder" data-dir="{tmp_path}" '
     node += f'state-dir="{tmp_path}/state" cache-dir="{tmp_path}/cache"'

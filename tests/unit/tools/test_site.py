@@ -13,11 +13,9 @@ import time
 import tracemalloc
 import zipfile
 from argparse import SUPPRESS
-from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 from unittest.mock import MagicMock
 
 import numpy as np
@@ -39,7 +37,6 @@ from PIL import Image
 from client_app.site.audit import append
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.catalog import CATALOG
-from protofl_common.experiment.node import NODE_KEYS, refusals
 from protofl_common.experiment.settings import app_folder, default_run_config, digest_of
 from protofl_common.privacy.plan import Mechanism, epsilon
 from protofl_common.tools.cli import main
@@ -53,7 +50,6 @@ from protofl_common.wire.records import pack_settings
 from protofl_common.wire.refusal import refusal_in
 from tests.support import ROOT
 from tests.support.fakes import task
-from tests.support.given import Patch, Printed
 from tests.support.harness import LocalGrid, run_config, run_federation
 from tests.support.processes import output_of
 from tests.support.programs import program
@@ -68,13 +64,13 @@ certificates = program("certificates")
 
 # -- whose code -----------------------------------------------------------------------------------
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: Patch) -> Path:
+def home(tmp_path, monkeypatch):
     monkeypatch.setenv("FLWR_HOME", str(tmp_path))
     monkeypatch.setattr("sys.path", [*sys.path])  # Flower adds where it loads an app from
     return tmp_path
 
 
-def run_site(monkeypatch: Patch, flower: Callable[[], object], node: str = NODE) -> MagicMock:
+def run_site(monkeypatch, flower, node=NODE):
     """Type ``protofl site run`` with ``flower`` in the place of Flower's SuperNode.
 
     Return the stand-in for `subprocess.Popen`, which would start the clients.
@@ -96,14 +92,12 @@ def run_site(monkeypatch: Patch, flower: Callable[[], object], node: str = NODE)
 
 @pytest.mark.usefixtures("home")
 @pytest.mark.parametrize("identity", [IDENTITY, ("", "", "")], ids=["named", "nameless"])
-def test_the_installed_code_is_loaded_whatever_run_it_is(identity: tuple[str, str, str]) -> None:
+def test_the_installed_code_is_loaded_whatever_run_it_is(identity):
     assert isinstance(installed_code(str(ROOT))(*identity), ClientApp)
-    assert Path(sys.modules["client_app.app"].__file__ or "") == ROOT / "client_app" / "app.py"
+    assert Path(sys.modules["client_app.app"].__file__) == ROOT / "client_app" / "app.py"
 
 
-def test_a_message_that_cannot_be_read_ends_its_process_at_once(
-    monkeypatch: Patch, capfd: Printed
-) -> None:
+def test_a_message_that_cannot_be_read_ends_its_process_at_once(monkeypatch, capfd):
     """A task that ended in order would leave the SuperNode waiting for its reply for ever.
 
     One message has a part that is no valid record, another more bytes than are allowed.
@@ -116,7 +110,7 @@ def test_a_message_that_cannot_be_read_ends_its_process_at_once(
     tree = get_object_tree(message)
     parts = {name: part.deflate() for name, part in get_all_nested_objects(message).items()}
 
-    def spoilt_part(name: str) -> bytes:
+    def spoilt_part(name):
         return parts[name].replace(b"spoilt", b"\xff" * 6)
 
     assert received(tree, parts.__getitem__, str) == message
@@ -138,14 +132,12 @@ def test_a_message_that_cannot_be_read_ends_its_process_at_once(
 
 
 @pytest.mark.parametrize("replies", [False, True])
-def test_a_task_that_ends_without_a_reply_ends_its_process_at_once(
-    replies: bool, monkeypatch: Patch
-) -> None:
+def test_a_task_that_ends_without_a_reply_ends_its_process_at_once(replies, monkeypatch):
     """Whatever the reason is, the SuperNode would wait for that reply for ever."""
     exits = MagicMock()
     ends_in_order = MagicMock()
 
-    def flower_clientapp() -> None:
+    def flower_clientapp():
         if replies:
             run_clientapp.push_message()
         run_clientapp.push_task_output()
@@ -162,7 +154,7 @@ def test_a_task_that_ends_without_a_reply_ends_its_process_at_once(
     assert ends_in_order.called is replies
 
 
-def bomb() -> bytes:
+def bomb():
     """Return a bundle of a few hundred kilobytes whose pyproject.toml has 300 megabytes."""
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -172,7 +164,7 @@ def bomb() -> bytes:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("bundle", ["broken", "bomb"])
-def test_a_supernode_reads_nothing_of_a_bundle(bundle: str, monkeypatch: Patch) -> None:
+def test_a_supernode_reads_nothing_of_a_bundle(bundle, monkeypatch):
     """Flower's own function is called for a message of an unknown run, as ``site run`` patches it.
 
     The run's settings are the defaults that are installed, with what the run itself changes.
@@ -185,7 +177,7 @@ def test_a_supernode_reads_nothing_of_a_bundle(bundle: str, monkeypatch: Patch) 
     state = MagicMock()
     state.get_run.return_value = None
 
-    def a_supernode() -> None:
+    def a_supernode():
         supernode._pull_and_store_message(
             state, MagicMock(), {}, lambda: (message, MagicMock()), lambda _: run,
             lambda *_: Fab("hash", content, {}), MagicMock(), MagicMock(), None,
@@ -203,7 +195,7 @@ def test_a_supernode_reads_nothing_of_a_bundle(bundle: str, monkeypatch: Patch) 
     assert context.run_config == default_run_config() | run.override_config
 
 
-def test_defaults_that_are_not_the_sites_are_refused_and_not_overlooked(home: Path) -> None:
+def test_defaults_that_are_not_the_sites_are_refused_and_not_overlooked(home):
     config = run_config(home, dataset="digits", partition="iid")
     grid = LocalGrid(config, {7: {"site-name": "north"}})
 
@@ -229,7 +221,7 @@ handle_tasks("fork", lambda: print("ahead", flush=True), handle)
 
 
 @pytest.mark.slow
-def test_a_task_is_handled_by_a_forked_process_that_knows_nothing_of_others() -> None:
+def test_a_task_is_handled_by_a_forked_process_that_knows_nothing_of_others():
     """Three tasks, a, b and c; b raises an error, and the others exit with 1."""
     command = [sys.executable, "-c", FORKED]
     lines = "".join(written_task([name]) + "\n" for name in "abc")
@@ -246,7 +238,7 @@ def test_a_task_is_handled_by_a_forked_process_that_knows_nothing_of_others() ->
 @pytest.mark.skipif(
     sys.platform != "linux", reason="only Linux tells a process of its parent's end"
 )
-def test_a_message_whose_site_has_ended_ends_too() -> None:
+def test_a_message_whose_site_has_ended_ends_too():
     """The process that forks is killed, and the one that it has forked must end."""
     program = """
 import os, time
@@ -257,7 +249,7 @@ def handle(arguments):
     time.sleep(600)
 handle_tasks("fork", int, handle)
 """
-    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen([sys.executable, "-c", program], **pipes) as parent:
         print(written_task([]), file=parent.stdin, flush=True)
         child = psutil.Process(int(parent.stdout.readline()))
@@ -268,7 +260,7 @@ handle_tasks("fork", int, handle)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_a_task_that_flower_has_taken_back_is_left_and_said_to_be_slow(method: str) -> None:
+def test_a_task_that_flower_has_taken_back_is_left_and_said_to_be_slow(method):
     """Flower's own words are that a user has stopped it."""
     tasks = f"from protofl_common.tools.task_process import *; handle_tasks('{method}', int, print)"
     late = json.dumps({"launched": time.time() - 35, "arguments": ["late"]})  # 30 s are allowed
@@ -280,12 +272,12 @@ def test_a_task_that_flower_has_taken_back_is_left_and_said_to_be_slow(method: s
     assert done.stdout == ("['soon']\n" if method == "fork" else "")
 
 
-def test_the_process_that_forks_is_started_again_when_it_has_died() -> None:
+def test_the_process_that_forks_is_started_again_when_it_has_died():
     """It reads one task and ends; ``reconcile`` starts it again, but only then."""
     reads_one_line = "import sys; print(sys.stdin.readline(), file=sys.stderr)"
     executor = Executor(TaskType.CLIENT_APP, [], "fork")
     executor.command = [sys.executable, "-Sc", reads_one_line]
-    started: list[subprocess.Popen[str]] = []
+    started = []
 
     for _ in range(2):
         executor.reconcile()
@@ -297,23 +289,21 @@ def test_the_process_that_forks_is_started_again_when_it_has_died() -> None:
     assert started[0].pid != started[1].pid
 
 
-def test_a_site_asks_soon_at_first_and_as_seldom_as_flowers_own_in_the_end(
-    monkeypatch: Patch,
-) -> None:
+def test_a_site_asks_soon_at_first_and_as_seldom_as_flowers_own_in_the_end(monkeypatch):
     """Each wait is a tenth of the time since the last work.
 
     It is at least a tenth of Flower's own wait, which is 3 s for work and 0.5 s for the reply, and
     at most all of it. When Flower begins to wait for something else, the time begins anew.
     """
     now = 1000.0
-    waits: list[float] = []
+    waits = []
 
-    def sleep(seconds: float) -> None:
+    def sleep(seconds):
         nonlocal now
         now += seconds
         waits.append(seconds)
 
-    def a_site() -> None:
+    def a_site():
         for _ in range(60):  # for work
             supernode.time.sleep(3)
         supernode.time.sleep(0.5)  # for the reply
@@ -355,9 +345,7 @@ CLASSES_AS_A_LIST = NODE.replace('"cat,dog"', '["cat","dog"]')
     ("purge", "partition-id=0", "node config without a site-name"),
     ("approve first.toml --runs=0", NODE, "--runs 0: must be at least 1"),
 ])  # fmt: skip
-def test_a_site_does_nothing_by_a_wrong_node_config_or_number(
-    action: str, node: str, reason: str, site: Path, capsys: Printed
-) -> None:
+def test_a_site_does_nothing_by_a_wrong_node_config_or_number(action, node, reason, site, capsys):
     """The command fails with a reason, and no folder of the site is made."""
     (site / "marked.toml").write_text(NODE.replace(" ", "\n"), encoding="utf-8-sig")
 
@@ -376,9 +364,7 @@ def test_a_site_does_nothing_by_a_wrong_node_config_or_number(
     ("deny", "--runs 5"),
     ("approve", "--untill=2027-01-01"),
 ])  # fmt: skip
-def test_an_action_refuses_options_that_are_not_its_own(
-    action: str, words: str, site: Path, capsys: Printed
-) -> None:
+def test_an_action_refuses_options_that_are_not_its_own(action, words, site, capsys):
     """The parser does not know them."""
     request = " first.toml" if action in ("approve", "deny") else ""
 
@@ -396,7 +382,7 @@ REFUSED = {
 }
 
 
-def test_each_of_flowers_options_is_taken_or_refused_on_purpose() -> None:
+def test_each_of_flowers_options_is_taken_or_refused_on_purpose():
     """A new version of Flower may have an option that nobody has decided on."""
     flowers = set()
     for option in _parse_args_run_supernode()._actions:
@@ -409,9 +395,7 @@ def test_each_of_flowers_options_is_taken_or_refused_on_purpose() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("given", "enabled"), [({}, "0"), ({"FLWR_TELEMETRY_ENABLED": "1"}, "1")])
-def test_flowers_makers_hear_of_a_site_only_if_its_operator_says_so(
-    given: dict[str, str], enabled: str
-) -> None:
+def test_flowers_makers_hear_of_a_site_only_if_its_operator_says_so(given, enabled):
     """The site runs in a process of its own: Flower reads the variable when it is imported."""
     code = "import protofl_common.tools.cli.site, flwr.supercore.telemetry as telemetry\n"
     code += "print(telemetry.FLWR_TELEMETRY_ENABLED)"
@@ -422,7 +406,7 @@ def test_flowers_makers_hear_of_a_site_only_if_its_operator_says_so(
 
 # -- what a run could make a site do --------------------------------------------------------------
 @pytest.fixture
-def site(home: Path, monkeypatch: Patch) -> Path:
+def site(home, monkeypatch):
     """A well-kept site: data, cache and state in the current folder, closed to other users."""
     monkeypatch.chdir(home)
     monkeypatch.setenv("FLWR_HOME", str(home / "flwr"))
@@ -435,18 +419,18 @@ def site(home: Path, monkeypatch: Patch) -> Path:
     return home
 
 
-def eight_each(*classes: str) -> Iterator[str]:
+def eight_each(*classes):
     """Yield the names of eight images of each of these classes."""
     for name in classes:
         for number in range(8):
             yield f"{name}/{number}.png"
 
 
-def levels_of(node: str) -> set[str]:
+def levels_of(node):
     return {finding.level for finding in found(node=node)}
 
 
-def test_a_well_kept_site_has_nothing_to_be_warned_of(site: Path, monkeypatch: Patch) -> None:
+def test_a_well_kept_site_has_nothing_to_be_warned_of(site, monkeypatch):
     """Every finding of the check is a plain one, and nothing is written."""
     run_id = "flwr.supercore.task_identity.TaskIdentity._run_id"
     monkeypatch.setattr(run_id, None)  # as in a process of its own
@@ -477,13 +461,11 @@ def test_a_well_kept_site_has_nothing_to_be_warned_of(site: Path, monkeypatch: P
 @pytest.mark.parametrize(("demand", "unable"), [
     ("require-secagg=true", {"fedtgp", "scaffold"}), ('require-dp="epsilon<=2"', {"mpft", "ditto"}),
 ])  # fmt: skip
-def test_a_site_is_told_only_of_algorithms_that_meet_its_demands(
-    demand: str, unable: set[str], site: Path
-) -> None:
+def test_a_site_is_told_only_of_algorithms_that_meet_its_demands(demand, unable, site):
     """The findings "sends" name the algorithms in which the site could take part."""
     node = NODE.replace("fedproto", "all").replace('"state"', f'"{site / "state"}"')
 
-    algorithms: set[str] = set()
+    algorithms = set()
     for finding in found(node=f"{node} {demand}"):
         if finding.topic == "sends":
             algorithms.update(finding.text.rpartition(": ")[2].split(", "))
@@ -525,9 +507,7 @@ WITHOUT_DATA = NODE.partition(" data-dir")[0]
     (["--root-certificates", "data/cat/0.png"], NODE, "WRONG", "certificates data/cat/0.png"),
 ])  # fmt: skip
 @pytest.mark.usefixtures("site")
-def test_what_is_wrong_or_worth_a_warning_comes_first(
-    options: list[str], node: str, level: str, text: str
-) -> None:
+def test_what_is_wrong_or_worth_a_warning_comes_first(options, node, level, text):
     """``text`` is part of a finding of this level ("": a plain one)."""
     named(north=Path("state/sites/north"))
 
@@ -538,7 +518,7 @@ def test_what_is_wrong_or_worth_a_warning_comes_first(
 
 
 @pytest.mark.usefixtures("site")
-def test_a_device_that_cannot_be_used_is_wrong(monkeypatch: Patch) -> None:
+def test_a_device_that_cannot_be_used_is_wrong(monkeypatch):
     # A CUDA device is made to repeat exactly, for the rest of a process, before its first use.
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     monkeypatch.setattr(torch, "use_deterministic_algorithms", lambda *_, **__: None)
@@ -562,7 +542,7 @@ FIGURES = "numbers of samples and of right predictions"
     (' require-secagg=true require-dp="epsilon<=8"',
         f"; {FIGURES}, in the sum alone; its number of training samples, exact"),
 ])  # fmt: skip
-def test_what_always_leaves_follows_from_the_demands(demands: str, more: str, site: Path) -> None:
+def test_what_always_leaves_follows_from_the_demands(demands, more, site):
     node = NODE.replace('"state"', f'"{site / "state"}"')
     texts = [finding.text for finding in _algorithms(node_config(node + demands))]
     always = [text for text in texts if text.startswith("always")]
@@ -570,10 +550,10 @@ def test_what_always_leaves_follows_from_the_demands(demands: str, more: str, si
 
 
 @pytest.mark.usefixtures("site")
-def test_a_strict_site_is_not_called_wrong_for_what_runs_ask_by_default() -> None:
+def test_a_strict_site_is_not_called_wrong_for_what_runs_ask_by_default():
     """Only a run that really asks for more than the site's limits is refused."""
     strict = NODE.replace("fedproto", "fedtgp") + " max-epochs=1 max-rounds=2 max-batch-size=3"
-    asked: dict[str, Any] = {"algo": "fedtgp", "partition": "own", "local_epochs": 1}
+    asked = {"algo": "fedtgp", "partition": "own", "local_epochs": 1}
     asked |= {"batch_size": 3, "eval_batch_size": 3}
 
     assert levels_of(strict) == {""}
@@ -585,22 +565,7 @@ def test_a_strict_site_is_not_called_wrong_for_what_runs_ask_by_default() -> Non
     assert found(node=strict, rounds=3, **asked)[0].text == refusal
 
 
-def test_local_steps_are_limited_by_the_operator_and_by_default() -> None:
-    """Without the operator's word a site takes 10,000 steps of a round and no more."""
-
-    def problems(limits: dict[str, Any], steps: int) -> list[str]:
-        config = default_run_config() | {"local-steps": steps}
-        return refusals(limits, config, config)
-
-    at_most_50 = "local-steps = 51: this site takes at most 50"
-    assert problems({"max-steps": 50}, 51) == [
-        f"{at_most_50}; its operator may raise max-steps (node config)"
-    ]
-    assert not problems({}, 10_000)
-    assert problems({}, 10_001)
-
-
-def test_folders_that_others_may_look_into_are_warned_of(site: Path) -> None:
+def test_folders_that_others_may_look_into_are_warned_of(site):
     """All three have the mode 0755."""
     folders = [site / "data", site / "state", site / "cache"]
     for folder in folders:
@@ -614,13 +579,13 @@ def test_folders_that_others_may_look_into_are_warned_of(site: Path) -> None:
 
 
 def test_a_private_key_that_others_may_read_or_that_flower_does_not_take_is_wrong(
-    site: Path, monkeypatch: Patch
-) -> None:
+    site, monkeypatch
+):
     """Its content is no key; later it seems to be protected by a password."""
     key = site / "key"
     key.write_text("secret")
 
-    def level_of_key(text: str) -> str:
+    def level_of_key(text):
         return level_of(found("--auth-supernode-private-key", "key"), f"key: {text}")
 
     key.chmod(0o640)
@@ -638,18 +603,14 @@ def test_a_private_key_that_others_may_read_or_that_flower_does_not_take_is_wron
 @pytest.mark.parametrize(("free_bytes", "text", "level"), [
     (10**5, "0 MB free", "WRONG"), (10**7, "10 MB free", "warning"),
 ])  # fmt: skip
-def test_a_disk_that_is_almost_full_is_told(
-    free_bytes: int, text: str, level: str, site: Path, monkeypatch: Patch
-) -> None:
+def test_a_disk_that_is_almost_full_is_told(free_bytes, text, level, site, monkeypatch):
     """Below 1 GiB is a warning; less than 1 MB is told as 0 MB, with which no site can work."""
     monkeypatch.setattr(f"{SITE_CHECK}.FEW_BYTES", 2**30)
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=free_bytes))
     assert level_of(found(), f"{site / 'state'}: {text}") == level
 
 
-def test_files_of_a_site_that_others_may_read_or_it_cannot_use_are_wrong(
-    site: Path, monkeypatch: Patch
-) -> None:
+def test_files_of_a_site_that_others_may_read_or_it_cannot_use_are_wrong(site, monkeypatch):
     """A restore as root leaves such files.
 
     The site may remove a file while its folder is read, which must not stop the check.
@@ -670,7 +631,7 @@ def test_files_of_a_site_that_others_may_read_or_it_cannot_use_are_wrong(
         text = f"{file}: other users of this machine may read it; chmod 600"
         assert level_of(found(), text) == "WRONG"
 
-    def walk(top: Path) -> list[tuple[str, list[str], list[str]]]:
+    def walk(top):
         """List a file that is gone when it is looked at."""
         if top.name == "privacy":
             return [(str(top / "gone"), [], ["gone.tmp"])]
@@ -685,18 +646,18 @@ def test_files_of_a_site_that_others_may_read_or_it_cannot_use_are_wrong(
 
 @pytest.mark.parametrize(("days", "level"), [(-0.01, "WRONG"), (29.1, "warning"), (300.1, "")])
 def test_a_certificate_with_few_days_left_is_warned_of_and_one_without_any_is_wrong(
-    days: float, level: str, site: Path, monkeypatch: Patch
-) -> None:
+    days, level, site, monkeypatch
+):
     monkeypatch.setattr(certificates, "CA_DAYS", days)
     certificates.make_ca(site)
     assert level_of(found("--root-certificates", "ca.crt"), "certificates") == level
 
 
-def site_command(words: str, node: str = NODE) -> int:
+def site_command(words, node=NODE):
     return main(["site", *words.split(), "--node-config", node])
 
 
-def test_data_and_a_study_that_a_run_cannot_use_are_wrong(site: Path, capsys: Printed) -> None:
+def test_data_and_a_study_that_a_run_cannot_use_are_wrong(site, capsys):
     """A check without a run's settings does not read the data, and finds nothing wrong."""
     (site / "data/cat/0.png").write_text("no image")
     check = "check dataset=image-folder partition=own image-size=8"
@@ -715,12 +676,10 @@ def test_data_and_a_study_that_a_run_cannot_use_are_wrong(site: Path, capsys: Pr
     assert stat.S_IMODE((site / "state").stat().st_mode) == 0o700
 
 
-def test_a_check_whose_look_at_the_data_fails_shows_all_other_findings(
-    site: Path, capsys: Printed, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_check_whose_look_at_the_data_fails_shows_all_other_findings(site, capsys, monkeypatch):
     """The error is none of the data."""
 
-    def full_memory(settings: Any) -> None:
+    def full_memory(settings):
         raise MemoryError
 
     monkeypatch.setattr("protofl_common.data.store.open_data", full_memory)
@@ -732,7 +691,7 @@ def test_a_check_whose_look_at_the_data_fails_shows_all_other_findings(
     assert "state-dir" in shown
 
 
-def test_a_check_names_unreadable_and_odd_images(site: Path, capsys: Printed) -> None:
+def test_a_check_names_unreadable_and_odd_images(site, capsys):
     """Beside equal images stand a grey one, a wide one and one that cannot be read."""
     rng = np.random.default_rng(0)
     for number in range(4):
@@ -761,7 +720,7 @@ def test_a_check_names_unreadable_and_odd_images(site: Path, capsys: Printed) ->
     assert "b.png (32×8)" in shown
 
 
-def test_without_its_audit_log_a_site_approves_nothing(site: Path, capsys: Printed) -> None:
+def test_without_its_audit_log_a_site_approves_nothing(site, capsys):
     """A folder stands where the log would be written."""
     (site / "first.toml").write_text('partition="own"')
     folder = site / "state/sites/north"
@@ -776,9 +735,7 @@ def test_without_its_audit_log_a_site_approves_nothing(site: Path, capsys: Print
 @pytest.mark.parametrize("words", [
     "approve first.toml", "deny first.toml", "key", "purge first", "run",
 ])  # fmt: skip
-def test_root_does_nothing_in_the_folder_of_another_user(
-    words: str, site: Path, monkeypatch: Patch, capsys: Printed
-) -> None:
+def test_root_does_nothing_in_the_folder_of_another_user(words, site, monkeypatch, capsys):
     """The user seems to be root, and the folder is not root's."""
     (site / "first.toml").write_text('partition="own"')
     folder = site / "state/sites/north"
@@ -802,7 +759,7 @@ DEMANDS = {
 }
 
 
-def strict(site: Path, demand: str) -> str:
+def strict(site, demand):
     """Return the node config of a site with these demands, without a list of algorithms."""
     node = NODE.replace('allow-algorithms="fedproto"', "").replace('state-dir="state"', "")
     return f'{node} state-dir="{site / "state"}" test-from="split" {DEMANDS[demand]}'
@@ -811,8 +768,8 @@ def strict(site: Path, demand: str) -> str:
 @pytest.mark.parametrize("form", ["typed", "toml"])
 @pytest.mark.parametrize("demand", DEMANDS)
 def test_a_site_with_demands_starts_and_can_be_checked_and_cleared(
-    demand: str, form: str, site: Path, monkeypatch: Patch, capsys: Printed
-) -> None:
+    demand, form, site, monkeypatch, capsys
+):
     """The node config is typed, or a TOML file with a key on each line (``form``)."""
     node = strict(site, demand)
     if form == "toml":
@@ -844,13 +801,13 @@ def test_a_site_with_demands_starts_and_can_be_checked_and_cleared(
 
 
 @pytest.mark.usefixtures("site")
-def test_each_wrong_setting_is_a_finding() -> None:
+def test_each_wrong_setting_is_a_finding():
     findings = found(node=f'{NODE} arch="table3" train-fraction=2.0')
     wrong = [finding.text.partition(" ")[0] for finding in findings if finding.level == "WRONG"]
     assert set(wrong) == {"arch", "train-fraction"}
 
 
-ONE_ROUND: dict[str, Any] = {"rounds": 1, "partition": "own"}
+ONE_ROUND = {"rounds": 1, "partition": "own"}
 
 
 @pytest.mark.parametrize(("demand", "node", "run", "expected"), [
@@ -861,9 +818,7 @@ ONE_ROUND: dict[str, Any] = {"rounds": 1, "partition": "own"}
         "part only with dp = 'sample', dp-epsilon at most 8 and dp-delta at most 1e-05"),
     ("secagg", "", ONE_ROUND, "only (node config: require-secagg); set secagg = true"),
 ])  # fmt: skip
-def test_an_unmet_demand_says_what_would(
-    demand: str, node: str, run: dict[str, Any], expected: str, site: Path
-) -> None:
+def test_an_unmet_demand_says_what_would(demand, node, run, expected, site):
     """``run`` has a run's settings; {} asks which algorithms the site allows."""
     node = f"{strict(site, demand)} {node}"
     listed = found(node=node, **run)
@@ -876,7 +831,7 @@ def test_an_unmet_demand_says_what_would(
     assert ({"reads", "writes", "limits"} <= topics) is bool(run)
 
 
-def test_the_page_names_the_algorithms_that_meet_both_demands(site: Path) -> None:
+def test_the_page_names_the_algorithms_that_meet_both_demands(site):
     """A site with both demands accepts these algorithms, and no other one."""
     able = set()
     for algo in CATALOG:
@@ -888,14 +843,7 @@ def test_the_page_names_the_algorithms_that_meet_both_demands(site: Path) -> Non
     assert set(re.findall(r"`([a-z-]+)`", listed)) | {"local"} == able
 
 
-def test_the_page_names_every_key_of_a_node_config() -> None:
-    tables = "".join(line for line in PAGE.splitlines() if line.startswith("| `"))
-    assert set(NODE_KEYS) <= set(re.findall(r"`([a-z-]+)`", tables))
-
-
-def test_the_check_prints_classes_and_numbers_as_the_operator_needs_them(
-    site: Path, capsys: Printed
-) -> None:
+def test_the_check_prints_classes_and_numbers_as_the_operator_needs_them(site, capsys):
     """Classes that nobody named are told to the operator, not to the server."""
     nameless = NODE.replace('classes="cat,dog"', "")
     assert site_command("check partition=own image-size=8", nameless) == 1
@@ -913,9 +861,7 @@ def test_the_check_prints_classes_and_numbers_as_the_operator_needs_them(
 
 
 @pytest.mark.slow
-def test_the_code_that_runs_is_the_checks_not_the_working_directorys(
-    tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_the_code_that_runs_is_the_checks_not_the_working_directorys(tmp_path, monkeypatch):
     """A service's working directory is its state folder, which it can write."""
     for module in ("protofl_common", "client_app", "json"):
         (tmp_path / f"{module}.py").write_text("import pathlib; pathlib.Path('was-here').touch()")
@@ -924,7 +870,7 @@ def test_the_code_that_runs_is_the_checks_not_the_working_directorys(
 
     # without its arguments the module is imported, complains and ends
     without_arguments = command[: command.index(SUPERNODE) + 1]
-    pipes: dict[str, Any] = {"stderr": subprocess.PIPE, "text": True}
+    pipes = {"stderr": subprocess.PIPE, "text": True}
     with real_popen(without_arguments, cwd=tmp_path, env=options["env"], **pipes) as process:
         _, errors = process.communicate(timeout=120)
 
@@ -933,7 +879,7 @@ def test_the_code_that_runs_is_the_checks_not_the_working_directorys(
     assert not (tmp_path / "was-here").exists()
 
 
-def test_no_proxy_stands_between_a_site_and_its_own_processes(monkeypatch: Patch) -> None:
+def test_no_proxy_stands_between_a_site_and_its_own_processes(monkeypatch):
     """A proxy cannot reach this machine's own addresses."""
     monkeypatch.setenv("NO_PROXY", "example.org")
     options = run_site(monkeypatch, MagicMock()).call_args.kwargs
@@ -946,7 +892,7 @@ def test_no_proxy_stands_between_a_site_and_its_own_processes(monkeypatch: Patch
 
 # -- what a site keeps ----------------------------------------------------------------------------
 @pytest.fixture
-def kept(home: Path, monkeypatch: Patch) -> str:
+def kept(home, monkeypatch):
     """The node config of a site that took part in two runs, beside the traces of others."""
     monkeypatch.setenv("HOME", str(home))
     node = {"site-name": "north", "partition-id": 0, "num-partitions": 1}
@@ -963,9 +909,7 @@ def kept(home: Path, monkeypatch: Patch) -> str:
     return " ".join(f"{key}={json.dumps(value)}" for key, value in node.items())
 
 
-def test_purge_blanks_secrets_and_leaves_which_sums_there_were(
-    kept: str, home: Path, capsys: Printed
-) -> None:
+def test_purge_blanks_secrets_and_leaves_which_sums_there_were(kept, home, capsys):
     """A file that cannot be read, here one cut off in the middle, stops the purge."""
     file = home / "state" / "privacy" / "north-1-fedavg.secagg"
     secrets = {
@@ -991,9 +935,7 @@ def test_purge_blanks_secrets_and_leaves_which_sums_there_were(
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
-def test_a_site_says_what_it_keeps_and_removes_what_is_named(
-    kept: str, home: Path, capsys: Printed
-) -> None:
+def test_a_site_says_what_it_keeps_and_removes_what_is_named(kept, home, capsys):
     """It keeps two runs, caches, a ledger and an audit log; files of others are left alone."""
     state = home / "state"
     (state / "privacy/north.answered").write_text('{"1 fedpcl": [1, 0]}')  # before the evaluation
@@ -1041,12 +983,10 @@ def test_a_site_says_what_it_keeps_and_removes_what_is_named(
 
 # -- the page docs/security.md --------------------------------------------------------------------
 
-PAGE = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "security.md").read_text()
 
 
-def test_the_page_shows_what_the_check_prints(
-    site: Path, monkeypatch: Patch, capsys: Printed
-) -> None:
+def test_the_page_shows_what_the_check_prints(site, monkeypatch, capsys):
     """The command of docs/security.md is run here, and paths are replaced by the page's."""
     images(site / "data/north", *eight_each("benign", "malignant"))
     (site / "data/north").chmod(0o750)

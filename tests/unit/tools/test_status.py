@@ -4,12 +4,9 @@ import json
 import re
 import ssl
 import threading
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 from unittest.mock import MagicMock
 
 import jsonschema
@@ -32,24 +29,23 @@ from tests.support.accidents import fails, on_round
 from tests.support.attacks import interrupted
 from tests.support.commands import SCHEMA, output, told
 from tests.support.fakes import submission
-from tests.support.given import Patch, Printed
 from tests.support.harness import run_config, run_federation
 from tests.support.processes import free_port, name_superlink, wait_until
 from tests.support.programs import program
 from tests.support.sites import Three, found, level_of
 
 
-def federation(*nodes: tuple[int, str, str], **override: Any) -> Federation:
+def federation(*nodes, **override):
     """Return what a SuperLink may answer: ``nodes`` have a number, a name and a state.
 
     Run 77 has failed, and the certificate ends in twelve days.
     """
     infos = [SimpleNamespace(node_id=node, name=name, status=state) for node, name, state in nodes]
     run = submission(77, **override)
-    return Federation(infos, [run], Endpoint(days=12, ahead=0.0))  # type: ignore[arg-type]
+    return Federation(infos, [run], Endpoint(days=12, ahead=0.0))
 
 
-def test_sites_are_named_with_their_nodes_and_troubles(tmp_path: Path) -> None:
+def test_sites_are_named_with_their_nodes_and_troubles(tmp_path):
     """The sites east, north and south are nodes 1, 2 and 3 of a run; south fails in round 1.
 
     The SuperLink has the names of two others, "s" and "west", and calls south's node "s".
@@ -76,7 +72,7 @@ def test_sites_are_named_with_their_nodes_and_troubles(tmp_path: Path) -> None:
         number_of("nobody", superlink, [])
 
 
-def test_a_run_that_waits_asks_for_its_worker() -> None:
+def test_a_run_that_waits_asks_for_its_worker():
     superlink = federation()
     superlink.submissions[0].status = SimpleNamespace(status="pending", sub_status="", details="")
     run, _ = status_lines(superlink, [])
@@ -84,7 +80,7 @@ def test_a_run_that_waits_asks_for_its_worker() -> None:
     assert "  pending (waits for protofl worker: is it running?)  " in run
 
 
-def test_a_run_that_was_killed_says_how_it_goes_on(tmp_path: Path) -> None:
+def test_a_run_that_was_killed_says_how_it_goes_on(tmp_path):
     """It is interrupted in round 2 of 3; while a process works on it, nothing is said."""
     config = run_config(tmp_path, run_name="first", rounds=3, models="cnn4")
     with pytest.raises(KeyboardInterrupt):
@@ -100,7 +96,7 @@ def test_a_run_that_was_killed_says_how_it_goes_on(tmp_path: Path) -> None:
         assert not any("stopped" in line for line in status_lines(federation(), runs_in(runs)))
 
 
-def test_a_baseline_that_was_killed_goes_on_by_its_run(tmp_path: Path) -> None:
+def test_a_baseline_that_was_killed_goes_on_by_its_run(tmp_path):
     """With the baseline's own settings all operators would be asked again, as for another run."""
     runs = tmp_path / "runs"
     for name in ("first", "first-local"):
@@ -116,7 +112,7 @@ def test_a_baseline_that_was_killed_goes_on_by_its_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("flower_home")
-def test_a_federation_that_cannot_be_asked_is_one_clear_error(capsys: Printed) -> None:
+def test_a_federation_that_cannot_be_asked_is_one_clear_error(capsys):
     with pytest.raises(SettingsError, match="nobody"):
         ask("nobody")
     with pytest.raises(SettingsError, match="here: "):
@@ -124,9 +120,7 @@ def test_a_federation_that_cannot_be_asked_is_one_clear_error(capsys: Printed) -
     assert "protofl: this cannot work\nhere: " in output(capsys, "status", "here", status=1).err
 
 
-def test_a_federation_without_runs_says_so(
-    tmp_path: Path, monkeypatch: Patch, capsys: Printed
-) -> None:
+def test_a_federation_without_runs_says_so(tmp_path, monkeypatch, capsys):
     """Run 77 of the SuperLink has no folder here."""
     superlink = federation((1, "north", "online"))
     monkeypatch.setattr("protofl_common.tools.cli.status.ask", lambda name: superlink)
@@ -136,9 +130,7 @@ def test_a_federation_without_runs_says_so(
         assert f"{tmp_path}: no runs here" in said
 
 
-def test_a_folder_of_runs_that_cannot_be_read_is_no_empty_one(
-    tmp_path: Path, monkeypatch: Patch, capsys: Printed
-) -> None:
+def test_a_folder_of_runs_that_cannot_be_read_is_no_empty_one(tmp_path, monkeypatch, capsys):
     """A monitor's own user would else never hear of a run that stopped."""
     superlink = federation((1, "north", "online"))
     monkeypatch.setattr("protofl_common.tools.cli.status.ask", lambda name: superlink)
@@ -153,7 +145,7 @@ def test_a_folder_of_runs_that_cannot_be_read_is_no_empty_one(
 
 
 @pytest.mark.parametrize(("age", "is_needed"), [(200, False), (400, True)])
-def test_somebody_is_needed_if_no_worker_takes_a_run(age: float, is_needed: bool) -> None:
+def test_somebody_is_needed_if_no_worker_takes_a_run(age, is_needed):
     """Run 77 is pending for ``age`` seconds; a worker takes it within five minutes."""
     superlink = federation()._replace(endpoint=Endpoint(days=90, ahead=0.0))
     (run,) = superlink.submissions
@@ -164,7 +156,7 @@ def test_somebody_is_needed_if_no_worker_takes_a_run(age: float, is_needed: bool
     assert (list(needs(superlink, [])) == [said]) is is_needed
 
 
-def test_figures_for_prometheus_are_in_groups_and_names_in_one_line() -> None:
+def test_figures_for_prometheus_are_in_groups_and_names_in_one_line():
     """Two runs wait for sites; an operator has registered a site with an odd name."""
     waiting = {"sites": {"south": 0.0}, "seconds": 40.0, "seconds-left": 80.0}
     status = {
@@ -183,9 +175,7 @@ def test_figures_for_prometheus_are_in_groups_and_names_in_one_line() -> None:
     assert len(lines) == 7
 
 
-def test_who_is_needed_is_told_to_programs(
-    tmp_path: Path, monkeypatch: Patch, capsys: Printed
-) -> None:
+def test_who_is_needed_is_told_to_programs(tmp_path, monkeypatch, capsys):
     """South is offline, run 77 has failed, and the certificate ends in twelve days.
 
     They are told in JSON, for Prometheus, and by the exit status, until all is well.
@@ -222,9 +212,7 @@ def test_who_is_needed_is_told_to_programs(
     assert main(command) == 0
 
 
-def test_for_whom_a_round_waits_is_told(
-    tmp_path: Path, monkeypatch: Patch, capsys: Printed
-) -> None:
+def test_for_whom_a_round_waits_is_told(tmp_path, monkeypatch, capsys):
     """Round 2 has waited 40 s for two sites, and closes in 80 s.
 
     It is told only while a process works on the run (its lock is taken).
@@ -258,7 +246,7 @@ def test_for_whom_a_round_waits_is_told(
 
 
 @pytest.fixture
-def flower_home(tmp_path: Path, monkeypatch: Patch) -> None:
+def flower_home(tmp_path, monkeypatch):
     monkeypatch.setenv("FLWR_HOME", str(tmp_path))
     name_superlink(tmp_path, free_port())
 
@@ -269,16 +257,16 @@ class Clock(BaseHTTPRequestHandler):
 
     behind = timedelta()
 
-    def do_GET(self) -> None:
+    def do_GET(self):
         self.send_response_only(200)
         self.send_header("Date", f"{datetime.now(UTC) - self.behind:%a, %d %b %Y %H:%M:%S} GMT")
         self.end_headers()
 
-    def log_message(self, format: str, *arguments: Any) -> None: ...
+    def log_message(self, format, *arguments): ...
 
 
 @pytest.fixture
-def door(tmp_path: Path, monkeypatch: Patch) -> Iterator[HTTPServer]:
+def door(tmp_path, monkeypatch):
     """A server on this machine, which a site without any data may ask in the current folder."""
     monkeypatch.chdir(tmp_path)
     server = HTTPServer(("127.0.0.1", 0), Clock)
@@ -293,16 +281,14 @@ def door(tmp_path: Path, monkeypatch: Patch) -> Iterator[HTTPServer]:
 NODE = 'site-name="north"'
 
 
-def address_of(door: HTTPServer) -> str:
+def address_of(door):
     return f"127.0.0.1:{door.server_port}"
 
 
 @pytest.mark.parametrize(("seconds", "level"), [
     (0, ""), (3, "warning"), (100, "WRONG"), (-100, "warning"), (-1000, "WRONG"),
 ])  # fmt: skip
-def test_a_wrong_clock_is_said_before_flower_refuses_it(
-    seconds: int, level: str, door: HTTPServer, monkeypatch: Patch
-) -> None:
+def test_a_wrong_clock_is_said_before_flower_refuses_it(seconds, level, door, monkeypatch):
     """Flower refuses a site that is more than 5 s ahead, or more than 300 s behind.
 
     ``seconds``: how far the SuperLink is behind the site.
@@ -314,13 +300,11 @@ def test_a_wrong_clock_is_said_before_flower_refuses_it(
     assert level_of(findings, "answers; no certificate") == ""
 
 
-def test_an_ipv6_address_may_have_brackets(door: HTTPServer) -> None:
+def test_an_ipv6_address_may_have_brackets(door):
     assert ask_endpoint(f"[127.0.0.1]:{door.server_port}").days is None
 
 
-def test_a_site_that_starts_says_what_is_wrong_on_the_way(
-    door: HTTPServer, tmp_path: Path, monkeypatch: Patch, capsys: Printed
-) -> None:
+def test_a_site_that_starts_says_what_is_wrong_on_the_way(door, tmp_path, monkeypatch, capsys):
     """Flower's own log does not mention a wrong clock: the SuperNode is "terminated gracefully"."""
     monkeypatch.setattr(Clock, "behind", timedelta(seconds=600))
     monkeypatch.setenv("FLWR_LOG_LEVEL", "INFO")  # the command would change the log of this process
@@ -342,7 +326,7 @@ def test_a_site_that_starts_says_what_is_wrong_on_the_way(
     assert re.search(f"--port {taken}: .*ddress already in use", printed)
 
 
-def serve_tls(door: HTTPServer, folder: Path, host: str, **days: float) -> None:
+def serve_tls(door, folder, host, **days):
     """Give the server a certificate for ``host``.
 
     ``days``: CA_DAYS, SERVER_DAYS: how long the authority's and the server's certificate hold.
@@ -355,9 +339,7 @@ def serve_tls(door: HTTPServer, folder: Path, host: str, **days: float) -> None:
     door.socket = context.wrap_socket(door.socket, server_side=True)
 
 
-def test_days_that_the_superlinks_certificate_has_left_are_told(
-    door: HTTPServer, tmp_path: Path
-) -> None:
+def test_days_that_the_superlinks_certificate_has_left_are_told(door, tmp_path):
     """The clock of the server is this machine's."""
     serve_tls(door, tmp_path, "127.0.0.1", CA_DAYS=9)  # the server's ends with its authority's
     address = address_of(door)
@@ -369,8 +351,8 @@ def test_days_that_the_superlinks_certificate_has_left_are_told(
 
 
 def test_a_site_that_runs_tells_its_operator_of_a_full_disk_and_of_a_certificate_that_ends(
-    door: HTTPServer, tmp_path: Path, monkeypatch: Patch
-) -> None:
+    door, tmp_path, monkeypatch
+):
     """The node config names a program to call, ``on-trouble``, which notes its words."""
     serve_tls(door, tmp_path, "127.0.0.1", CA_DAYS=9)
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=10**7))
@@ -378,9 +360,9 @@ def test_a_site_that_runs_tells_its_operator_of_a_full_disk_and_of_a_certificate
     tell = tmp_path / "tell"
     tell.write_text(f'#!/bin/sh\necho "$@" >> {told}\n')
     tell.chmod(0o700)
-    words: list[str] = []
+    words = []
 
-    def supernode(*_: object) -> None:
+    def supernode(*_):
         """Run until the operator has been told of both."""
         wait_until(lambda: told.exists() and len(told.read_text().split()) == 2, timeout=60)
         words.extend(told.read_text().split())
@@ -399,8 +381,8 @@ def test_a_site_that_runs_tells_its_operator_of_a_full_disk_and_of_a_certificate
     (0, "127.0.0.1", "expired"), (9, "10.9.8.7", "mismatch"),
 ])  # fmt: skip
 def test_a_certificate_of_the_superlink_that_does_not_hold_is_wrong(
-    days: int, host: str, reason: str, door: HTTPServer, tmp_path: Path, monkeypatch: Patch
-) -> None:
+    days, host, reason, door, tmp_path, monkeypatch
+):
     """It has expired, or is for another host; the check and the server's status say so."""
     serve_tls(door, tmp_path, host, SERVER_DAYS=days)
     address = address_of(door)

@@ -6,7 +6,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
 
 import pytest
 from flwr.app import Message, MessageType, RecordDict
@@ -20,7 +19,6 @@ from protofl_common.flower import be_server_of, set_message_id
 from protofl_common.tools.flower import TaskType, supernode_process
 from protofl_common.tools.site import supernode
 from protofl_common.tools.site.supernode import LOST, Waits
-from tests.support.given import Patch
 from tests.support.processes import output_of
 
 pytestmark = pytest.mark.slow  # most of these tests start processes
@@ -34,7 +32,7 @@ class Site:
     ``meanwhile`` is called at every pause. ``sent`` is what has gone to the SuperLink.
     """
 
-    def __init__(self, monkeypatch: Patch) -> None:
+    def __init__(self, monkeypatch):
         self.store = ObjectStoreFactory().store()
         self.state = InMemoryNodeState(self.store)
         self.state.set_node_id(1)
@@ -55,31 +53,31 @@ class Site:
         assert task
         self.task: int = task
 
-    def poll(self) -> int | None:
+    def poll(self):
         return self.executor_ended
 
-    def sleep(self, seconds: float) -> None:
+    def sleep(self, seconds):
         self.seconds += seconds
         self.meanwhile()
 
-    def begin(self) -> None:
+    def begin(self):
         """Let a process take the task, but not yet fetch its message."""
         assert self.state.claim_task(self.task)
         assert self.state.activate_task(self.task)
 
-    def reply(self) -> Message:
+    def reply(self):
         """Put the reply to the message into the SuperNode's store, from where it is sent."""
         reply = Message(RecordDict(), reply_to=self.message)
         start_client_internal._insert_message(reply, self.state, self.store)
         return reply
 
-    def send(self, message: Message, *_: Any) -> tuple[set[str], str]:
+    def send(self, message, *_):
         self.sent.append(message)
         return set(), "session"
 
-    def push(self) -> None:
+    def push(self):
         """Do as Flower does after it has received a message, until the reply is sent."""
-        waits = Waits(self)  # type: ignore[arg-type]
+        waits = Waits(self)
         with supernode_process(waits, supernode.settings_of, waits.watch):
             start_client_internal._push_messages(
                 state=self.state,
@@ -90,17 +88,17 @@ class Site:
 
 
 @pytest.fixture
-def site(monkeypatch: Patch) -> Site:
+def site(monkeypatch):
     """A SuperNode whose end is a ``SystemExit`` with the reason."""
 
-    def end(why: str) -> None:
+    def end(why):
         raise SystemExit(why)
 
     monkeypatch.setattr(supernode, "end_supernode", end)
     return Site(monkeypatch)
 
 
-def test_a_process_frozen_before_it_fetched_its_message_is_answered_for(site: Site) -> None:
+def test_a_process_frozen_before_it_fetched_its_message_is_answered_for(site):
     """Flower gives its task up after a minute, and would wait for the reply for ever."""
     site.begin()
 
@@ -113,11 +111,11 @@ def test_a_process_frozen_before_it_fetched_its_message_is_answered_for(site: Si
     assert 60 < site.seconds < 65  # soon after Flower's minute
 
 
-def test_a_reply_that_comes_as_its_process_ends_is_sent(site: Site) -> None:
+def test_a_reply_that_comes_as_its_process_ends_is_sent(site):
     """After 20 s the process replies and finishes its task."""
     site.begin()
 
-    def reply_once() -> None:
+    def reply_once():
         # Flower hands a message out once, so it is asked for only when its time has come
         if site.seconds > 20 and site.state.get_messages_legacy(is_reply=False):
             site.reply()
@@ -130,13 +128,13 @@ def test_a_reply_that_comes_as_its_process_ends_is_sent(site: Site) -> None:
     assert not answer.has_error()
 
 
-def test_a_message_that_no_process_takes_ends_the_supernode(site: Site) -> None:
+def test_a_message_that_no_process_takes_ends_the_supernode(site):
     """Who starts it again, such as systemd, gives it a new process from which clients are forked.
 
     Here a process takes the task again and again, and never begins with it.
     """
 
-    def take_and_freeze() -> None:
+    def take_and_freeze():
         site.state.claim_task(site.task)
 
     site.meanwhile = take_and_freeze
@@ -144,9 +142,7 @@ def test_a_message_that_no_process_takes_ends_the_supernode(site: Site) -> None:
         site.push()
 
 
-def test_a_supernode_does_not_outlive_the_process_that_starts_those_of_messages(
-    site: Site,
-) -> None:
+def test_a_supernode_does_not_outlive_the_process_that_starts_those_of_messages(site):
     site.executor_ended = -9  # killed
     with pytest.raises(SystemExit, match="The process that starts those of messages has ended"):
         site.push()
@@ -164,7 +160,7 @@ print([name for name in ("torch", "scipy", "matplotlib") if name in sys.modules]
 """
 
 
-def test_a_supernode_has_no_pytorch_in_memory() -> None:
+def test_a_supernode_has_no_pytorch_in_memory():
     """A SuperNode waits for months, and PyTorch would double its memory."""
     assert output_of([sys.executable, "-c", IMPORTED]) == "[]\n"
 
@@ -183,8 +179,8 @@ log(logging.ERROR, "Failed to receive message")
 
 @pytest.mark.parametrize(("level", "number"), [("", 2), ("INFO", 6)])
 def test_a_sites_log_has_no_blank_lines_no_colours_and_no_lines_of_flowers_on_each_message(
-    level: str, number: int
-) -> None:
+    level, number
+):
     """``number`` of six lines stay; all do if Flower's own level is asked for."""
     env = {**os.environ, "FLWR_LOG_LEVEL": level}
     if not level:

@@ -25,7 +25,6 @@ from protofl_common.tools.executor import Executor
 from protofl_common.tools.resuming import Resuming
 from protofl_common.tools.site.supernode import CLIENT_PROCESS
 from tests.support.fakes import task
-from tests.support.given import Patch, Printed
 from tests.support.processes import output_of, wait_until
 
 RUNTIME = "flwr.superlink.runtime.run_serverapp"
@@ -33,7 +32,7 @@ OPTIONS = ["worker", "--runtime-api-address", "127.0.0.1:1"]
 
 
 @pytest.fixture(autouse=True)
-def _variables_of_the_command(monkeypatch: Patch) -> None:
+def _variables_of_the_command(monkeypatch):
     """Let ``monkeypatch`` restore what the command sets for the life of its process."""
     monkeypatch.setattr("sys.argv", [])
     monkeypatch.setattr(Resuming, "start", lambda resuming: None)
@@ -42,15 +41,15 @@ def _variables_of_the_command(monkeypatch: Patch) -> None:
 
 
 @pytest.fixture
-def executor(monkeypatch: Patch, tmp_path: Path) -> Executor:
+def executor(monkeypatch, tmp_path):
     """The executor with which ``protofl worker`` lets Flower's SuperExec start tasks.
 
     Flower is given its own options only.
     """
-    executors: list[Executor] = []
+    executors = []
 
-    def flower_superexec() -> None:
-        executors.append(run_superexec.get_executor())  # type: ignore[attr-defined, call-arg]
+    def flower_superexec():
+        executors.append(run_superexec.get_executor())
 
     monkeypatch.setattr("flwr.supercore.cli.flower_superexec", flower_superexec)
     flowers = ["--root-certificates", __file__]
@@ -61,9 +60,7 @@ def executor(monkeypatch: Patch, tmp_path: Path) -> Executor:
     return executors[0]
 
 
-def test_a_worker_takes_server_apps_only_in_its_folder(
-    executor: Executor, monkeypatch: Patch, tmp_path: Path
-) -> None:
+def test_a_worker_takes_server_apps_only_in_its_folder(executor, monkeypatch, tmp_path):
     """Other tasks fail; the process of one has the folder for results, closed to others."""
     started = MagicMock()
     monkeypatch.setattr("subprocess.Popen", started)
@@ -94,7 +91,7 @@ def test_a_worker_takes_server_apps_only_in_its_folder(
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
-def test_a_runs_settings_count_but_for_its_folder_and_nothing_of_its_bundle() -> None:
+def test_a_runs_settings_count_but_for_its_folder_and_nothing_of_its_bundle():
     """Flower's functions for a bundle return the installed app; ``out-dir`` is the operator's."""
     with worker.installed_code("/results"):
         flower = import_module(RUNTIME)
@@ -125,11 +122,11 @@ threading.Thread(target=ask, args=({"dataset": "mynetsx:make"},)).start()
 """
 
 
-def test_a_run_names_no_module_that_the_operator_did_not() -> None:
+def test_a_run_names_no_module_that_the_operator_did_not():
     """The operator has named mynets, under which mynets.data lies, but not mynetsx."""
     printed = output_of([sys.executable, "-c", NAMED])
 
-    def refusal(module: str) -> str:
+    def refusal(module):
         operator = f"its operator may name {module} in protofl worker --allow-python"
         return f"not allowed at this server; {operator}"
 
@@ -149,7 +146,7 @@ for line in sys.stdin:
 """
 
 
-def processes_of(word: str) -> list[Path]:
+def processes_of(word):
     """Return the folders in /proc of all processes that have this in their command line."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
@@ -161,7 +158,7 @@ def processes_of(word: str) -> list[Path]:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize(("method", "number"), [("fork", 2), ("spawn", 1)])
-def test_no_process_shows_the_token_of_its_task(method: str, number: int, tmp_path: Path) -> None:
+def test_no_process_shows_the_token_of_its_task(method, number, tmp_path):
     """Anybody on the machine may read command lines.
 
     ``number``: processes of a task; where they are forked there is the one that forks as well.
@@ -194,9 +191,7 @@ def test_no_process_shows_the_token_of_its_task(method: str, number: int, tmp_pa
     (worker.__file__, ["OUT-DIR", "mynets", "fork"]),
     (worker.__file__, ["OUT-DIR", "mynets", "spawn"]),
 ])  # fmt: skip
-def test_the_process_of_a_task_reads_its_arguments(
-    script: str, arguments: list[str], tmp_path: Path
-) -> None:
+def test_the_process_of_a_task_reads_its_arguments(script, arguments, tmp_path):
     """They come as a line on standard input; with --help it prints its options and ends."""
     arguments = [argument.replace("OUT-DIR", str(tmp_path)) for argument in arguments]
     command = [sys.executable, "-P", str(script), *arguments]
@@ -211,12 +206,10 @@ def test_the_process_of_a_task_reads_its_arguments(
     assert "--runtime-api-address" in done.stdout
 
 
-def test_a_process_that_ends_before_it_reads_its_task_is_named() -> None:
+def test_a_process_that_ends_before_it_reads_its_task_is_named():
     """The process that would fork is an empty program."""
     executor = Executor(TaskType.SERVER_APP, ["-Sc", ""], "fork")
     executor.reconcile()
-
-    assert executor.forking is not None
 
     executor.forking.wait()
 
@@ -230,16 +223,12 @@ def test_a_process_that_ends_before_it_reads_its_task_is_named() -> None:
     (["--out-dir", __file__], "is no folder that this user can write to"),
     (["--allow-python", "mynets:Net"], "--allow-python mynets:Net: must be names of modules"),
 ])  # fmt: skip
-def test_an_option_that_cannot_work_is_named(
-    options: list[str], reason: str, capsys: Printed
-) -> None:
+def test_an_option_that_cannot_work_is_named(options, reason, capsys):
     assert main([*OPTIONS, *options]) == 1
     assert reason in capsys.readouterr().err
 
 
-def test_another_version_of_flower_ends_the_worker_and_not_each_run(
-    monkeypatch: Patch, tmp_path: Path, capsys: Printed
-) -> None:
+def test_another_version_of_flower_ends_the_worker_and_not_each_run(monkeypatch, tmp_path, capsys):
     """A function that the worker replaces is not there."""
     monkeypatch.delattr(import_module(RUNTIME), "install_from_fab")
     assert main([*OPTIONS, "--insecure", "--out-dir", str(tmp_path / "runs")]) == 1

@@ -2,15 +2,11 @@
 
 import base64
 import json
-from collections.abc import Mapping
-from pathlib import Path
 
 import pytest
 from safetensors.torch import save
-from torch import Tensor
 
 from protofl_common.backbones.load import SIZE
-from protofl_common.data.raw import RawData
 from protofl_common.data.sources import SOURCES
 from protofl_common.experiment.settings import Settings, default_run_config
 
@@ -19,16 +15,11 @@ HALF = (0.5, 0.5, 0.5)
 
 
 @pytest.fixture(scope="session")
-def digit_domains() -> RawData:
+def digit_domains():
     return SOURCES["digit-domains"].read(Settings.from_run_config(default_run_config()).data)
 
 
-def write_weights(
-    file: Path,
-    state: Mapping[str, Tensor],
-    mean: tuple[float, ...] = HALF,
-    std: tuple[float, ...] = HALF,
-) -> None:
+def write_weights(file, state, mean=HALF, std=HALF):
     """Write a `SmallResNet`'s state dict as the embedded backbones' files have it.
 
     Kernels are in float16, as there; ``mean`` and ``std`` are of the images, by channel.
@@ -40,4 +31,4 @@ def write_weights(
         "std": std,
         "weights": base64.b64encode(save(packed)).decode(),
     }
-    file.write_text(json.dumps(content), encoding="utf-8")
+    file.write_text(json.dumps(content))

@@ -1,7 +1,5 @@
 """Features are computed once: disk, damage."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -9,7 +7,7 @@ from safetensors.torch import save_file
 
 from protofl_common.backbones.features import cached_features, extract_features
 from protofl_common.backbones.load import Backbone, SmallResNet
-from protofl_common.data.raw import DataError, Images
+from protofl_common.data.raw import DataError
 from tests.unit.protofl_common.backbones.conftest import write_weights
 
 CPU = torch.device("cpu")
@@ -17,17 +15,17 @@ NAMES = ("glyphs", "scenes")
 
 
 @pytest.fixture
-def images() -> Images:
+def images():
     return np.random.default_rng(0).integers(0, 256, (6, 3, 16, 16), dtype=np.uint8)
 
 
 @pytest.fixture
-def runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def runs(monkeypatch):
     """Return a list that gets the size of the batch whenever a backbone runs."""
-    batches: list[int] = []
+    batches = []
     real = Backbone.features
 
-    def counted(self: Backbone, pixels: torch.Tensor) -> torch.Tensor:
+    def counted(self, pixels):
         batches.append(len(pixels))
         return real(self, pixels)
 
@@ -35,7 +33,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return batches
 
 
-def test_computed_once_per_machine(images: Images, runs: list[int], tmp_path: Path) -> None:
+def test_computed_once_per_machine(images, runs, tmp_path):
     """Both networks run once, and later calls read the file."""
     first = cached_features(images, NAMES, CPU, tmp_path, "site 1/train")
     assert runs == [6, 6]  # six images by each of the two networks
@@ -50,9 +48,7 @@ def test_computed_once_per_machine(images: Images, runs: list[int], tmp_path: Pa
     assert file.name.startswith("site-1-train-")  # without what a file's name cannot have
 
 
-def test_other_images_and_backbones_have_their_own_entry(
-    images: Images, runs: list[int], tmp_path: Path
-) -> None:
+def test_other_images_and_backbones_have_their_own_entry(images, runs, tmp_path):
     """One changed bit, another order and fewer backbones make an entry of their own."""
     changed = images.copy()
     changed[0, 0, 0, 0] ^= 1
@@ -66,9 +62,7 @@ def test_other_images_and_backbones_have_their_own_entry(
     assert len(list(tmp_path.glob("features/*.safetensors"))) == len(requests)
 
 
-def test_other_weights_have_their_own_entry(
-    images: Images, runs: list[int], tmp_path: Path
-) -> None:
+def test_other_weights_have_their_own_entry(images, runs, tmp_path):
     """Two files of weights differ in content, and so do the features."""
     names = [f"file:small:{tmp_path / name}.json" for name in ("a", "b")]
     for seed, name in enumerate(("a", "b")):
@@ -86,9 +80,7 @@ OTHERS = [torch.zeros(5, 256), torch.full((6, 256), float("nan")), torch.zeros(6
 
 
 @pytest.mark.parametrize("damage", [b"", b"rubbish", CUT_OFF, *OTHERS])
-def test_damaged_files_and_files_of_other_content_are_made_anew(
-    images: Images, runs: list[int], tmp_path: Path, damage: bytes | torch.Tensor
-) -> None:
+def test_damaged_files_and_files_of_other_content_are_made_anew(images, runs, tmp_path, damage):
     """``damage`` is what stands in the place of the file's content."""
     first = cached_features(images, NAMES, CPU, tmp_path, "x")
     (file,) = tmp_path.glob("features/*.safetensors")
@@ -104,9 +96,7 @@ def test_damaged_files_and_files_of_other_content_are_made_anew(
     assert file.read_bytes() == sound
 
 
-def test_a_folder_that_cannot_be_written_is_named(
-    images: Images, runs: list[int], tmp_path: Path
-) -> None:
+def test_a_folder_that_cannot_be_written_is_named(images, runs, tmp_path):
     (tmp_path / "features").write_text("in the way")
     with pytest.raises(DataError, match=r"cache-dir: .*features cannot be written"):
         cached_features(images, NAMES, CPU, tmp_path, "x")

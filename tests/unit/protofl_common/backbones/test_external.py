@@ -3,7 +3,6 @@
 import hashlib
 import pickle
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -23,13 +22,13 @@ IMAGES = np.random.default_rng(0).integers(0, 256, (4, 3, 20, 20), dtype=np.uint
 
 
 @pytest.fixture(scope="module")
-def network() -> nn.Module:
+def network():
     torch.manual_seed(0)
     return models.get_model(ARCH, weights=None, num_classes=345).eval()
 
 
 @pytest.fixture(params=["x.pth", "x.safetensors", "wrapped.pth"])
-def file(request: pytest.FixtureRequest, tmp_path: Path, network: nn.Module) -> Path:
+def file(request, tmp_path, network):
     """The network's weights in each format; a wrapped file has other things beside them."""
     path = tmp_path / request.param
     state = network.state_dict()
@@ -42,7 +41,7 @@ def file(request: pytest.FixtureRequest, tmp_path: Path, network: nn.Module) -> 
     return path
 
 
-def test_local_file_of_any_number_of_classes(file: Path, network: nn.Module) -> None:
+def test_local_file_of_any_number_of_classes(file, network):
     """The network's last layer, applied to the backbone's features, gives the network's logits."""
     name = f"file:{ARCH}@64:{file}"
 
@@ -64,16 +63,14 @@ def test_local_file_of_any_number_of_classes(file: Path, network: nn.Module) -> 
 class _Code:
     """An object whose pickle prints "code was run" when it is read."""
 
-    def __reduce__(self) -> tuple[object, tuple[str]]:
+    def __reduce__(self):
         return print, ("code was run",)
 
 
 @pytest.mark.parametrize(
     "kind", ["pickle", "torch", "text", "list", "missing", "safetensors", "other"]
 )
-def test_wrong_files_are_refused(
-    kind: str, tmp_path: Path, network: nn.Module, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_wrong_files_are_refused(kind, tmp_path, network, capsys):
     """They are refused by name, and no code in them runs.
 
     ``kind``: "pickle" and "torch" hold code, "list" no state dict, "other" the weights of another
@@ -99,7 +96,7 @@ def test_wrong_files_are_refused(
     assert "code was run" not in capsys.readouterr().out
 
 
-def test_unknown_architectures_name_the_choices(tmp_path: Path) -> None:
+def test_unknown_architectures_name_the_choices(tmp_path):
     for name in ("torchvision:resnet19", f"file:resnet19:{tmp_path}/x.pth"):
         with pytest.raises(BackboneError, match=r"'resnet19' is not one of alexnet, .*resnet18"):
             extract_features(IMAGES, [name], CPU)
@@ -107,10 +104,10 @@ def test_unknown_architectures_name_the_choices(tmp_path: Path) -> None:
         extract_features(IMAGES, [f"file:squeezenet1_0:{tmp_path}/x.pth"], CPU)
 
 
-def test_torchvision_weights_that_cannot_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchvision_weights_that_cannot_be_had(monkeypatch):
     """The error names the backbone and the reason."""
 
-    def offline(*args: object, **kwargs: object) -> nn.Module:
+    def offline(*args, **kwargs):
         raise OSError("no network")
 
     monkeypatch.setattr(models, "get_model", offline)
@@ -119,7 +116,7 @@ def test_torchvision_weights_that_cannot_be_had(monkeypatch: pytest.MonkeyPatch)
         load_backbone("torchvision:resnet34", CPU)
 
 
-def test_torchvision_preset_is_used(monkeypatch: pytest.MonkeyPatch, network: nn.Module) -> None:
+def test_torchvision_preset_is_used(monkeypatch, network):
     """Size, mean and deviation of the images are those of ImageNet's weights."""
     real = models.get_model
     monkeypatch.setattr(models, "get_model", lambda arch, weights: real(arch, weights=None))
@@ -130,20 +127,18 @@ def test_torchvision_preset_is_used(monkeypatch: pytest.MonkeyPatch, network: nn
     load_backbone.cache_clear()
 
 
-def test_without_timm_its_backbones_are_refused_with_the_cure(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_without_timm_its_backbones_are_refused_with_the_cure(monkeypatch):
     monkeypatch.setitem(sys.modules, "timm", None)
     said = r"timm:anything: .*timm is not installed; pip install 'protofl\[timm\]'"
     with pytest.raises(BackboneError, match=said):
         load_backbone("timm:anything", CPU)
 
 
-def test_timm_model_and_its_data_config(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timm_model_and_its_data_config(monkeypatch):
     """A stand-in for timm has a network, and says which images it takes."""
     config = {"input_size": (3, 48, 48), "mean": (0.5, 0.5, 0.5), "std": (0.2, 0.2, 0.2)}
 
-    def create_model(name: str, pretrained: bool, num_classes: int) -> nn.Module:
+    def create_model(name, pretrained, num_classes):
         if name == "nothing":
             raise RuntimeError("Unknown model (nothing)")
         assert (pretrained, num_classes) == (True, 0)
@@ -151,7 +146,7 @@ def test_timm_model_and_its_data_config(monkeypatch: pytest.MonkeyPatch) -> None
 
     timm = SimpleNamespace(create_model=create_model)
     timm.data = SimpleNamespace(resolve_model_data_config=lambda model: config)
-    monkeypatch.setitem(sys.modules, "timm", timm)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "timm", timm)
     backbone = load_backbone("timm:stand_in", CPU)
 
     assert (backbone.size, backbone.width, backbone.std) == (48, 7, (0.2, 0.2, 0.2))
@@ -162,7 +157,7 @@ def test_timm_model_and_its_data_config(monkeypatch: pytest.MonkeyPatch) -> None
     load_backbone.cache_clear()
 
 
-def test_a_size_that_a_network_cannot_take_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_size_that_a_network_cannot_take_is_named(monkeypatch):
     kernel = 30  # pixels a side, and so more than images of 16×16 have
     stand_in = nn.Sequential(nn.Conv2d(3, 4, kernel), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     stand_in.add_module("fc", nn.Linear(4, 2))
@@ -192,7 +187,7 @@ class EfficientNet(torch.nn.Module):
 
 
 @pytest.fixture
-def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def packages(tmp_path, monkeypatch):
     """Make a package of code and one of weights, laid out as the real ones; return the weights.
 
     Every feature of an image is the same sum of its pixels plus 0, 1, … 4 (the bias). The package
@@ -218,13 +213,13 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return file
 
 
-def _check_as_weights(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _check_as_weights(file, monkeypatch):
     """Make the file's checksum the one that is expected."""
     checksum = hashlib.sha256(file.read_bytes()).hexdigest()
     monkeypatch.setattr(load, "PACKAGED", (load.PACKAGED[0], checksum))
 
 
-def test_a_packages_backbone(packages: Path) -> None:
+def test_a_packages_backbone(packages):
     """Images have the size and colours that ImageNet's weights know; the last layer is left out."""
     backbone = load_backbone("package:efficientnet-lite0", CPU)
     assert (backbone.size, backbone.width) == (224, 5)
@@ -236,8 +231,8 @@ def test_a_packages_backbone(packages: Path) -> None:
 
 
 def test_other_weights_of_a_package_are_not_read_nor_code_in_them_run(
-    packages: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    packages, monkeypatch, capsys
+):
     """They are refused even with the right checksum."""
     torch.save({"stem.weight": _Code()}, packages)
     with pytest.raises(
@@ -256,9 +251,7 @@ def test_other_weights_of_a_package_are_not_read_nor_code_in_them_run(
 
 
 @pytest.mark.parametrize("absent", load.PACKAGES)
-def test_a_missing_package_is_named_with_the_cure(
-    absent: str, packages: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_package_is_named_with_the_cure(absent, packages, monkeypatch):
     real = load.find_spec
     monkeypatch.setattr(load, "find_spec", lambda name: None if name == absent else real(name))
     with pytest.raises(

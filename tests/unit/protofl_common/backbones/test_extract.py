@@ -9,20 +9,19 @@ from protofl_common.backbones.features import extract_features, feature_widths
 from protofl_common.backbones.load import SmallResNet, frozen_backbone, load_backbone
 from protofl_common.config.backbones import BackboneName
 from protofl_common.config.options import SettingsError
-from protofl_common.data.raw import Images, RawData
 from tests.unit.protofl_common.backbones.conftest import NAMES
 
 CPU = torch.device("cpu")
 
 
 @pytest.fixture
-def images(digit_domains: RawData) -> Images:
+def images(digit_domains):
     """Every 125th of the 2,500 images: four of each of the five domains."""
     return digit_domains.inputs[::125]
 
 
 @pytest.mark.slow
-def test_features_lie_side_by_side(images: Images) -> None:
+def test_features_lie_side_by_side(images):
     """In the order of the backbones' names, and free to take part in autograd."""
     fused = extract_features(images, NAMES, CPU)
 
@@ -40,26 +39,26 @@ def test_features_lie_side_by_side(images: Images) -> None:
     (fused.sum() + weight).backward()  # which fails for a tensor of inference mode
 
 
-def test_features_repeat_and_leave_the_generator_alone(images: Images) -> None:
+def test_features_repeat_and_leave_the_generator_alone(images):
     state = torch.get_rng_state()
     assert torch.equal(extract_features(images, NAMES, CPU), extract_features(images, NAMES, CPU))
     assert torch.equal(torch.get_rng_state(), state)
 
 
 @pytest.mark.parametrize("batch_size", [1, 7, 1000])
-def test_batch_size_does_not_matter(images: Images, batch_size: int) -> None:
+def test_batch_size_does_not_matter(images, batch_size):
     found = extract_features(images, NAMES, CPU, batch_size)
     wanted = extract_features(images, NAMES, CPU)
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
 
 
-def test_grey_images_count_as_three_equal_channels(images: Images) -> None:
+def test_grey_images_count_as_three_equal_channels(images):
     grey = images[:, :1]
     expected = extract_features(np.repeat(grey, 3, axis=1), NAMES, CPU)
     torch.testing.assert_close(extract_features(grey, NAMES, CPU), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_features_equal_those_of_plain_code(images: Images) -> None:
+def test_features_equal_those_of_plain_code(images):
     """Images are scaled to 64 pixels and standardised, then the network sees them."""
     backbone = load_backbone("scenes", CPU)
     pixels = torch.from_numpy(images).float()
@@ -75,16 +74,16 @@ def test_features_equal_those_of_plain_code(images: Images) -> None:
 
 
 @pytest.mark.parametrize("side", [8, 64, 100])
-def test_images_of_any_size(side: int) -> None:
+def test_images_of_any_size(side):
     images = np.random.default_rng(0).integers(0, 256, (3, 1, side, side), dtype=np.uint8)
     assert torch.isfinite(extract_features(images, ["glyphs"], CPU)).all()
 
 
-def test_no_images_no_features() -> None:
+def test_no_images_no_features():
     assert extract_features(np.zeros((0, 3, 8, 8), dtype=np.uint8), NAMES, CPU).shape == (0, 384)
 
 
-def test_networks_stay_frozen(images: Images) -> None:
+def test_networks_stay_frozen(images):
     """A loaded backbone is kept; its weights do not change when it runs."""
     backbone = load_backbone("glyphs", CPU)
     before = {name: value.clone() for name, value in backbone.network.state_dict().items()}
@@ -106,13 +105,13 @@ def test_networks_stay_frozen(images: Images) -> None:
         np.zeros((2, 8, 8), dtype=np.uint8),
     ],
 )
-def test_other_arrays_are_refused(images: np.ndarray) -> None:
+def test_other_arrays_are_refused(images):
     with pytest.raises(SettingsError, match=r"see images, uint8 \[1 or 3, H, W\]"):
         extract_features(images, NAMES, CPU)
 
 
 @pytest.mark.slow
-def test_features_beat_those_of_untrained_networks(digit_domains: RawData) -> None:
+def test_features_beat_those_of_untrained_networks(digit_domains):
     """Images get the class of the nearest class mean (cosine), in each of five domains by itself.
 
     The means are of 10 images a class, and 10 others are classified.
@@ -130,7 +129,7 @@ def test_features_beat_those_of_untrained_networks(digit_domains: RawData) -> No
     assert _accuracy(trained) > _accuracy(random) + 0.3  # 30 points
 
 
-def _accuracy(features: torch.Tensor) -> float:
+def _accuracy(features):
     """Mean over five domains of 200 images each, whose labels count 0 to 9 again and again."""
     of_domains = features.view(5, 20, 10, -1)  # domain, number within the class, class, feature
     learnt, tested = of_domains.split(10, dim=1)

@@ -5,7 +5,7 @@ import pytest
 from protofl_common.config.backbones import BackboneName, parse_backbones, parse_name
 
 
-def test_lists_keep_their_order_and_lose_spaces() -> None:
+def test_lists_keep_their_order_and_lose_spaces():
     assert parse_backbones("scenes, glyphs ,torchvision:resnet18") == (
         "scenes",
         "glyphs",
@@ -28,7 +28,7 @@ def test_lists_keep_their_order_and_lose_spaces() -> None:
     ("file:resnet18@84:rel/x@2.pth", BackboneName("file", "resnet18", 84, "rel/x@2.pth")),
     (r"file:alexnet:C:\nets\a.pth", BackboneName("file", "alexnet", 0, r"C:\nets\a.pth")),
 ])  # fmt: skip
-def test_names_in_parts(name: str, parts: BackboneName) -> None:
+def test_names_in_parts(name, parts):
     assert parse_name(name) == parts
 
 
@@ -46,7 +46,7 @@ def test_names_in_parts(name: str, parts: BackboneName) -> None:
         "package:os",
     ],
 )
-def test_unknown_names_are_refused(name: str) -> None:
+def test_unknown_names_are_refused(name):
     said = f"{name!r} is not one of glyphs, fractals, scenes, package:efficientnet-lite0,"
     with pytest.raises(ValueError, match=said):
         parse_backbones(name)
@@ -58,6 +58,6 @@ def test_unknown_names_are_refused(name: str) -> None:
     ("torchvision:resnet18@4", "size 4 is not between 8 and 1024"),
     ("file:resnet18@9999:/x.pth", "size 9999 is not between"),
 ])  # fmt: skip
-def test_impossible_lists_are_refused(value: str, words: str) -> None:
+def test_impossible_lists_are_refused(value, words):
     with pytest.raises(ValueError, match=words):
         parse_backbones(value)

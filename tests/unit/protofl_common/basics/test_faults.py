@@ -1,17 +1,14 @@
 """Whose fault an unexpected error is."""
 
 import importlib
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 from protofl_common.basics.faults import fault_of
 from protofl_common.basics.text import human_bytes
-from tests.support.given import Patch
 
 
-def error_of(function: Callable[[], object]) -> Exception:
+def error_of(function):
     """Return the error that the function raises."""
     try:
         function()
@@ -20,8 +17,8 @@ def error_of(function: Callable[[], object]) -> Exception:
     raise AssertionError("it raised nothing")
 
 
-def in_our_code() -> object:
-    return human_bytes("many")  # type: ignore[arg-type]
+def in_our_code():
+    return human_bytes("many")
 
 
 @pytest.mark.parametrize(("own", "whose", "cure"), [
@@ -30,16 +27,14 @@ def in_our_code() -> object:
     (("mine.method",), "a fault of mine or of ProtoFL: TypeError: ",
         "; report it unless it is of mine"),
 ])  # fmt: skip
-def test_an_error_in_our_code_may_come_from_what_the_users_returned(
-    own: tuple[str, ...], whose: str, cure: str
-) -> None:
+def test_an_error_in_our_code_may_come_from_what_the_users_returned(own, whose, cure):
     fault = fault_of(error_of(in_our_code), own)
 
     assert fault.startswith(whose)
     assert fault.endswith(cure)
 
 
-def test_an_installed_method_is_no_library(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_an_installed_method_is_no_library(tmp_path, monkeypatch):
     """A helper of the package fails, which is called by our code as the method is."""
     package = tmp_path / "site-packages" / "installed_method"
     package.mkdir(parents=True)

@@ -1,40 +1,32 @@
 """Settings over a cache of the test session, and small file-based data sets."""
 
 import bz2
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from protofl_common.config.sections import DataSettings
-from protofl_common.data import ClientData, DataError, open_client_data
-from protofl_common.data.store import StoredData, data_key, open_data
+from protofl_common.data import DataError, open_client_data
+from protofl_common.data.store import data_key, open_data
 from protofl_common.experiment.settings import Settings, default_run_config
-
-MakeSettings = Callable[..., DataSettings]
-OpenAll = Callable[..., list[ClientData]]
-Read = Callable[..., StoredData]
 
 WHOLE = {"train_samples": 0, "test_samples": 0}
 """No caps: every sample of a share is for training or for testing."""
 
 
 @pytest.fixture(scope="session")
-def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def cache_dir(tmp_path_factory):
     return tmp_path_factory.mktemp("cache")
 
 
 @pytest.fixture
-def data_settings(cache_dir: Path) -> MakeSettings:
+def data_settings(cache_dir):
     """``data_settings(dataset="digits")``: the defaults with these changes.
 
     Unless they are changed too, clients have one domain each and at most 30 training samples.
     """
 
-    def make(**changes: Any) -> DataSettings:
+    def make(**changes):
         config = default_run_config()
         config |= {"cache-dir": str(cache_dir), "partition": "feature-shift", "train-samples": 30}
         config |= {key.replace("_", "-"): value for key, value in changes.items()}
@@ -44,10 +36,10 @@ def data_settings(cache_dir: Path) -> MakeSettings:
 
 
 @pytest.fixture
-def open_all(data_settings: MakeSettings) -> OpenAll:
+def open_all(data_settings):
     """``open_all(5, seed=1, partition="iid", …)``: the data of each of 5 clients."""
 
-    def open_(clients: int, *, seed: int = 42, **changes: Any) -> list[ClientData]:
+    def open_(clients, *, seed=42, **changes):
         settings = data_settings(**changes)
         return [
             open_client_data(settings, seed=seed, partition=i, num_partitions=clients)
@@ -58,13 +50,13 @@ def open_all(data_settings: MakeSettings) -> OpenAll:
 
 
 @pytest.fixture
-def read(data_settings: MakeSettings) -> Read:
+def read(data_settings):
     """``read("arrays", folder, image_size=8)``: a data set, as a new process reads it.
 
     A process lists a folder's files once; here that listing is forgotten before every call.
     """
 
-    def read_(dataset: str, path: Path | str = "", **settings: Any) -> StoredData:
+    def read_(dataset, path="", **settings):
         data_key.cache_clear()
         return open_data(data_settings(dataset=dataset, data_dir=str(path), **settings))
 
@@ -72,12 +64,10 @@ def read(data_settings: MakeSettings) -> Read:
 
 
 @pytest.fixture
-def opened(read: Read, tmp_path: Path) -> Any:
+def opened(read, tmp_path):
     """``opened("arrays", "a.csv", text)``: the data set of a file with these contents."""
 
-    def open_(
-        dataset: str, name: str, contents: str | dict[str, Any], **settings: Any
-    ) -> StoredData:
+    def open_(dataset, name, contents, **settings):
         if isinstance(contents, str):
             (tmp_path / name).write_text(contents, errors="surrogateescape")
         else:
@@ -87,13 +77,13 @@ def opened(read: Read, tmp_path: Path) -> Any:
     return open_
 
 
-def refused(said: str) -> Any:
+def refused(said):
     """Demand that the block inside ``with`` raises DataError with this text (a pattern)."""
     return pytest.raises(DataError, match=said)
 
 
 @pytest.fixture
-def mnist_dir(tmp_path: Path) -> Path:
+def mnist_dir(tmp_path):
     """A folder with 400 + 100 made-up MNIST images; the first two pixels hold an image's number."""
     raw = tmp_path / "data" / "MNIST" / "raw"
     raw.mkdir(parents=True)
@@ -106,7 +96,7 @@ def mnist_dir(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def usps_dir(mnist_dir: Path) -> Path:
+def usps_dir(mnist_dir):
     """`mnist_dir`, with 40 + 20 made-up USPS images beside.
 
     The format of USPS is LIBSVM's: labels 1 … 10, and the 256 pixels as number:value, -1 … 1.
@@ -120,14 +110,14 @@ def usps_dir(mnist_dir: Path) -> Path:
     return mnist_dir
 
 
-def write_idx(file: Path, array: np.ndarray) -> None:
+def write_idx(file, array):
     """Write an array in MNIST's own format: 0x08 for unsigned bytes, axes, shape, values."""
     header = np.array([0x800 + array.ndim, *array.shape], dtype=">i4")
     file.write_bytes(header.tobytes() + array.tobytes())
 
 
 @pytest.fixture
-def domain_dir(tmp_path: Path) -> Path:
+def domain_dir(tmp_path):
     """DOMAIN/CLASS/image, of 20×10 pixels.
 
     photo has 8 cats and 8 dogs, bluish; sketch has 8 cats, 8 dogs and 8 owls, reddish.
@@ -141,22 +131,22 @@ def domain_dir(tmp_path: Path) -> Path:
     return root
 
 
-def write_image(file: Path, colour: tuple[int, int, int] = (90, 0, 0)) -> None:
+def write_image(file, colour=(90, 0, 0)):
     file.parent.mkdir(parents=True, exist_ok=True)
     Image.new("RGB", (20, 10), colour).save(file)
 
 
-def identities(images: np.ndarray) -> set[bytes]:
+def identities(images):
     """A set with every image's bytes: stands for which samples these are."""
     return {image.tobytes() for image in images}
 
 
-def counts(client: ClientData) -> np.ndarray:
+def counts(client):
     """Samples of each class."""
     labels = np.concatenate([client.train_labels, client.test_labels])
     return np.bincount(labels, minlength=len(client.classes))
 
 
-def held(client: ClientData) -> set[int]:
+def held(client):
     """The classes of which a client has samples."""
     return set(client.train_labels.tolist()) | set(client.test_labels.tolist())

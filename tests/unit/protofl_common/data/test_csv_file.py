@@ -1,16 +1,13 @@
 """The two readers of CSV files: what PyArrow may read, Python's reader reads alike."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from protofl_common.data import csv_file
-from protofl_common.data.csv_file import CsvContent, _by_arrow, _by_python, _plain_lines
+from protofl_common.data.csv_file import _by_arrow, _by_python, _plain_lines
 from protofl_common.data.table import _numbers, read_columns
-from tests.support.given import Patch
 from tests.unit.protofl_common.data.conftest import refused
 
 NUMBERS = ["1", "-0", "+1", "1.", ".5", "1e400", "-1e-400", "nan", "NaN(1)", "Infinity", "1_0"]
@@ -42,7 +39,7 @@ SIGNS = [",", ";", "\t", "|"]
 ENDS = ["\n", "\r\n", "\r", "\n\n", "\n \n"]
 
 
-def content_of(read: CsvContent) -> tuple[object, ...]:
+def content_of(read):
     """Return everything that a reader has found, and the numbers that its columns become."""
     texts = [list(column) for column in read.columns]
     slices = [list(column[1:3]) for column in read.columns]
@@ -51,9 +48,7 @@ def content_of(read: CsvContent) -> tuple[object, ...]:
 
 
 @given(st.data())
-def test_what_pyarrow_may_read_pythons_reader_reads_alike(
-    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
-) -> None:
+def test_what_pyarrow_may_read_pythons_reader_reads_alike(tmp_path_factory, data):
     """Whatever a file contains: if PyArrow reads it at all, both find the same."""
     sign = data.draw(st.sampled_from(SIGNS))
     plain = ["1", "2"] * 30  # most cells, so that PyArrow reads some of the files
@@ -78,7 +73,7 @@ def test_what_pyarrow_may_read_pythons_reader_reads_alike(
     "sep=;\na;label\n1,5; x \n2;y\n",
     " 1 ,x\n+2,\x1fy\n",
 ])  # fmt: skip
-def test_plain_files_are_read_by_pyarrow(text: str, tmp_path: Path) -> None:
+def test_plain_files_are_read_by_pyarrow(text, tmp_path):
     file = tmp_path / "t.csv"
     file.write_bytes(text.encode())
     read = _by_arrow(file, None)
@@ -90,7 +85,7 @@ def test_plain_files_are_read_by_pyarrow(text: str, tmp_path: Path) -> None:
     b"a,label\n1\n", b"a,label\n1,x,\n", b"a,label\n\xff,x\n", b'a,label\n1,"x\n',
     b"a,label\n1,x\na,label\n", b"a,label\n\n1,x,y\n",
 ])  # fmt: skip
-def test_what_is_refused_is_refused_by_pythons_reader(text: bytes, tmp_path: Path) -> None:
+def test_what_is_refused_is_refused_by_pythons_reader(text, tmp_path):
     file = tmp_path / "t.csv"
     file.write_bytes(text)
     assert _by_arrow(file, None) is None
@@ -98,12 +93,12 @@ def test_what_is_refused_is_refused_by_pythons_reader(text: bytes, tmp_path: Pat
         csv_file.read_csv(file)
 
 
-def test_blocks_do_not_change_what_is_read(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_blocks_do_not_change_what_is_read(tmp_path, monkeypatch):
     """PyArrow reads a file in blocks, whose borders fall anywhere in its lines."""
     monkeypatch.setattr(csv_file, "BLOCK_BYTES", 64)  # of a file of some thousand bytes
     file = tmp_path / "t.csv"
     lines = [f'{row / 7},"{row}, {row}",c{row % 3}' for row in range(100)]
-    file.write_text("\n".join(["a,b,label", *lines]), encoding="utf-8")
+    file.write_text("\n".join(["a,b,label", *lines]))
     assert _plain_lines(file, ",") == 1 + len(lines)
     read = _by_arrow(file, None)
     assert read is not None
@@ -111,7 +106,7 @@ def test_blocks_do_not_change_what_is_read(tmp_path: Path, monkeypatch: Patch) -
     assert content_of(read) == content_of(_by_python(file, None))
 
 
-def test_a_category_may_be_called_none_although_that_stands_for_a_gap_elsewhere() -> None:
+def test_a_category_may_be_called_none_although_that_stands_for_a_gap_elsewhere():
     column = {"smoker": ["none", "some", "", "none"]}
     chosen = ("smoker:none|some",)
     read = read_columns(column, chosen, "here", "row {}".format, gaps=True)

@@ -4,10 +4,8 @@
 """
 
 import io
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -21,7 +19,7 @@ from protofl_common.basics.text import is_short_and_printable
 from protofl_common.config.sections import DataSettings
 from protofl_common.data.images import read_folder
 from protofl_common.data.own import read_arrays, read_manifest, read_text
-from protofl_common.data.raw import DataError, RawData
+from protofl_common.data.raw import DataError
 from protofl_common.tools.cli.predict import read_batches
 from tests.support.hangs import computes_at_most
 
@@ -35,7 +33,7 @@ FRAGMENTS += [b"label", b"split", b"client", b"../", b"\xef\xbb\xbf", b"0" * 40,
 
 
 @st.composite
-def damage(draw: st.DrawFn) -> Callable[[bytes], bytes]:
+def damage(draw):
     """Draw a function that makes one to four changes to a file's bytes.
 
     R replaces bytes, I inserts some, D deletes a range, M repeats one, C keeps the start or end.
@@ -45,7 +43,7 @@ def damage(draw: st.DrawFn) -> Callable[[bytes], bytes]:
     change = st.tuples(st.sampled_from("RIDMC"), places, places, new)
     changes = draw(st.lists(change, min_size=1, max_size=4))
 
-    def damaged(content: bytes) -> bytes:
+    def damaged(content):
         """Return ``content`` after all changes: replaced, inserted, deleted, repeated or cut."""
         for kind, first, second, inserted in changes:
             start = int(first * len(content))
@@ -67,7 +65,7 @@ def damage(draw: st.DrawFn) -> Callable[[bytes], bytes]:
     return damaged
 
 
-def table_of(rows: int) -> dict[str, list[Any]]:
+def table_of(rows):
     """Return columns of a table with ``rows`` rows, of two clients and two classes."""
     return {
         "a": [row / 7 for row in range(rows)],
@@ -77,33 +75,33 @@ def table_of(rows: int) -> dict[str, list[Any]]:
     }
 
 
-def as_csv(sign: str, quote: str) -> bytes:
+def as_csv(sign, quote):
     columns = table_of(12)
     rows = [list(columns), *map(list, zip(*columns.values(), strict=True))]
     lines = [sign.join(f"{quote}{value}{quote}" for value in row) for row in rows]
     return "\n".join(lines).encode()
 
 
-def as_npz(compressed: bool) -> bytes:
+def as_npz(compressed):
     file = io.BytesIO()
     save = np.savez_compressed if compressed else np.savez
     save(file, inputs=np.eye(12, 2, dtype=np.float32), labels=np.arange(12) % 2)
     return file.getvalue()
 
 
-def as_npy() -> bytes:
+def as_npy():
     file = io.BytesIO()
     np.save(file, np.eye(12, 2))
     return file.getvalue()
 
 
-def as_parquet() -> bytes:
+def as_parquet():
     file = io.BytesIO()
     parquet.write_table(pa.table(table_of(12)), file)
     return file.getvalue()
 
 
-def as_image(kind: str) -> bytes:
+def as_image(kind):
     file = io.BytesIO()
     pixels = np.arange(20 * 10 * 3, dtype=np.uint8).reshape(20, 10, 3)
     Image.fromarray(pixels).save(file, kind)
@@ -123,7 +121,7 @@ CONTENTS = {
 KINDS = [*CONTENTS, "x.png", "x.jpg", "x.tif", "x.gif", "x.bmp", "x.webp", "x.ppm"]
 
 
-def read(kind: str, folder: Path, damaged: Callable[[bytes], bytes]) -> RawData | None:
+def read(kind, folder, damaged):
     """Damage a file of this kind, and read it as training does; arrays also as prediction does.
 
     Return what training reads; None for ``inputs.npy``, which is for prediction alone.
@@ -150,9 +148,9 @@ def read(kind: str, folder: Path, damaged: Callable[[bytes], bytes]) -> RawData 
     return read_folder(DataSettings(dataset="image-folder", data_dir=str(folder), image_size=8))
 
 
-def _predict(file: Path) -> None:
+def _predict(file):
     """Read a file to predict: its samples are numbers that a model takes, or have a reason."""
-    (samples,) = read_batches([file], TABLE)  # type: ignore[arg-type]
+    (samples,) = read_batches([file], TABLE)
     if samples.inputs is not None:
         assert np.isfinite(samples.inputs).all()
         assert samples.inputs.shape[1:] == (2,)
@@ -165,9 +163,7 @@ def _predict(file: Path) -> None:
 @pytest.mark.filterwarnings("ignore")  # of Pillow and NumPy, about what is damaged
 @given(damaged=damage())
 @settings(max_examples=EXAMPLES)
-def test_a_damaged_file_is_read_as_samples_or_refused_in_a_line(
-    kind: str, tmp_path_factory: pytest.TempPathFactory, damaged: Callable[[bytes], bytes]
-) -> None:
+def test_a_damaged_file_is_read_as_samples_or_refused_in_a_line(kind, tmp_path_factory, damaged):
     """Reading ends in time; what is read has finite inputs, and labels of plain class names."""
     folder = tmp_path_factory.getbasetemp() / f"fuzz-{kind}"
     folder.mkdir(exist_ok=True)

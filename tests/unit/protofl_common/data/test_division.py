@@ -1,8 +1,6 @@
 """Around the partitions: what cannot be divided, training and test samples, caps, hidden labels."""
 
 from itertools import pairwise
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +8,6 @@ from numpy.testing import assert_array_equal
 
 from protofl_common.config.datasets import DATASETS
 from protofl_common.data import (
-    ClientData,
     DataError,
     check_data_settings,
     open_client_data,
@@ -18,12 +15,10 @@ from protofl_common.data import (
 from protofl_common.data.clients import hide_labels
 from protofl_common.tasks import UNLABELLED
 
-from .conftest import WHOLE, MakeSettings, OpenAll, counts, held, identities, refused
+from .conftest import WHOLE, counts, held, identities, refused
 
 
-def test_a_cap_on_tests_keeps_proportions_and_total_samples_are_drawn_before_dividing(
-    open_all: OpenAll,
-) -> None:
+def test_a_cap_on_tests_keeps_proportions_and_total_samples_are_drawn_before_dividing(open_all):
     """``test_samples`` caps each client's tests, ``total_samples`` all data."""
     for client in open_all(5, dataset="digit-domains", partition="feature-shift", test_samples=50):
         assert len(client.train_labels) == 30  # as `data_settings` has it
@@ -35,9 +30,7 @@ def test_a_cap_on_tests_keeps_proportions_and_total_samples_are_drawn_before_div
     assert [counts(client).sum() for client in everyone] == [25] * 4
 
 
-def test_an_official_test_part_is_divided_by_classes_and_capped_alike(
-    open_all: OpenAll, mnist_dir: Path
-) -> None:
+def test_an_official_test_part_is_divided_by_classes_and_capped_alike(open_all, mnist_dir):
     """Each client is tested on the official test samples of its classes."""
     official = {"dataset": "mnist", "data_dir": str(mnist_dir), "test_from": "official"}
     everyone = open_all(5, **official, partition="pathological", **WHOLE)
@@ -53,23 +46,20 @@ def test_an_official_test_part_is_divided_by_classes_and_capped_alike(
         assert (np.bincount(client.test_labels) == 3).all()
 
 
-def numbers(images: np.ndarray) -> list[int]:
+def numbers(images):
     """Return which images of `mnist_dir` these are.
 
     0…399 are for training and 400…499 for testing; an image's class is its number mod 10. The
     first two pixels are the number's digits in base 256.
     """
-    values: list[int] = (images[:, 0, 0, :2].astype(int) @ [256, 1]).tolist()
-    return values
+    return (images[:, 0, 0, :2].astype(int) @ [256, 1]).tolist()
 
 
-def trained_numbers(clients: list[ClientData]) -> list[int]:
+def trained_numbers(clients):
     return numbers(np.concatenate([client.train_inputs for client in clients]))
 
 
-def test_the_official_test_part_for_everybody(
-    open_all: OpenAll, data_settings: MakeSettings, mnist_dir: Path
-) -> None:
+def test_the_official_test_part_for_everybody(open_all, data_settings, mnist_dir):
     """Clients of two classes each are tested on all ten, and so is a site with data of its own.
 
     Training shares are as with ``official``. The test part is in memory once, for all clients.
@@ -94,10 +84,10 @@ def test_the_official_test_part_for_everybody(
 
 
 def test_a_cap_on_the_test_part_for_everybody_is_balanced_common_and_of_the_seed(
-    open_all: OpenAll, mnist_dir: Path
-) -> None:
+    open_all, mnist_dir
+):
     """All clients have the same 30 test samples, three of each class."""
-    same: dict[str, Any] = {"dataset": "mnist", "data_dir": str(mnist_dir), "partition": "iid"}
+    same = {"dataset": "mnist", "data_dir": str(mnist_dir), "partition": "iid"}
     same |= {"test_from": "official-all", "test_samples": 30}
 
     first, second, third = open_all(3, **same)
@@ -108,11 +98,9 @@ def test_a_cap_on_the_test_part_for_everybody_is_balanced_common_and_of_the_seed
     assert numbers(of_another_seed.test_inputs) != numbers(first.test_inputs)
 
 
-def test_balanced_tests_have_every_class_as_often_of_what_nobody_trains_on(
-    open_all: OpenAll, mnist_dir: Path
-) -> None:
+def test_balanced_tests_have_every_class_as_often_of_what_nobody_trains_on(open_all, mnist_dir):
     """The made-up MNIST has 50 images of a class: 30 to divide, 20 to test on."""
-    same: dict[str, Any] = {"dataset": "mnist", "data_dir": str(mnist_dir), **WHOLE}
+    same = {"dataset": "mnist", "data_dir": str(mnist_dir), **WHOLE}
     same |= {"partition": "dirichlet", "alpha": 0.5}
     same |= {"test_from": "balanced", "train_fraction": 0.6}
 
@@ -129,9 +117,7 @@ def test_balanced_tests_have_every_class_as_often_of_what_nobody_trains_on(
     assert numbers(capped[0].test_inputs) != numbers(capped[1].test_inputs)
 
 
-def test_balanced_tests_are_of_ones_own_domain_however_skewed_the_training_share(
-    open_all: OpenAll,
-) -> None:
+def test_balanced_tests_are_of_ones_own_domain_however_skewed_the_training_share(open_all):
     """Two clients of one domain share their test samples: ten of each class."""
     skewed = {"dataset": "digit-domains", "partition": "feature-label-shift", "alpha": 0.3}
     skewed |= {"clients_per_domain": "2,1,1,1,1", **WHOLE}
@@ -148,11 +134,9 @@ def test_balanced_tests_are_of_ones_own_domain_however_skewed_the_training_share
     assert not identities(first.test_inputs) & identities(second.train_inputs)
 
 
-def test_validation_samples_are_taken_from_training_and_change_nothing_else(
-    open_all: OpenAll,
-) -> None:
+def test_validation_samples_are_taken_from_training_and_change_nothing_else(open_all):
     """A fifth of each client's training samples is set aside."""
-    same: dict[str, Any] = {"dataset": "digit-domains", "partition": "dirichlet", **WHOLE}
+    same = {"dataset": "digit-domains", "partition": "dirichlet", **WHOLE}
     same |= {"alpha": 0.5, "total_samples": 600}
 
     everyone = open_all(4, **same, validation_fraction=0.2)
@@ -168,7 +152,7 @@ def test_validation_samples_are_taken_from_training_and_change_nothing_else(
         assert set(client.train_labels) == set(without.train_labels)
 
 
-def test_which_samples_are_for_validation_is_of_the_seed(open_all: OpenAll) -> None:
+def test_which_samples_are_for_validation_is_of_the_seed(open_all):
     """The same seed sets the same samples aside, and another seed others."""
     same = {"dataset": "digits", "partition": "iid", "validation_fraction": 0.2}
     one_of_four = 2
@@ -179,14 +163,14 @@ def test_which_samples_are_for_validation_is_of_the_seed(open_all: OpenAll) -> N
     assert not np.array_equal(first.validation_inputs, of_another_seed.validation_inputs)
 
 
-def test_a_share_may_be_too_small_for_a_validation_sample(open_all: OpenAll) -> None:
+def test_a_share_may_be_too_small_for_a_validation_sample(open_all):
     small = {"dataset": "digits", "partition": "iid", "train_samples": 4}
     for client in open_all(3, **small, validation_fraction=0.1):  # 0.4 of a sample
         assert len(client.train_labels) == 4
         assert client.validation_inputs.shape == (0, 1, 8, 8)
 
 
-def test_a_part_of_each_class_keeps_its_labels_at_least_one_of_them() -> None:
+def test_a_part_of_each_class_keeps_its_labels_at_least_one_of_them():
     """A fifth of 10, 5, 1 and 100 samples, and so small a rate that one sample is left."""
     labels = np.repeat([0, 3, 4, 7], [10, 5, 1, 100])
     labels.flags.writeable = False
@@ -203,7 +187,7 @@ def test_a_part_of_each_class_keeps_its_labels_at_least_one_of_them() -> None:
         assert (hidden == 1).sum() == (hidden == 2).sum() == 1
 
 
-def test_what_is_labelled_at_a_rate_is_labelled_at_every_larger_one() -> None:
+def test_what_is_labelled_at_a_rate_is_labelled_at_every_larger_one():
     """At each of five rates the labelled samples contain those at the smaller ones."""
     labels = np.arange(300) % 3
 
@@ -216,7 +200,7 @@ def test_what_is_labelled_at_a_rate_is_labelled_at_every_larger_one() -> None:
     assert all(small < large for small, large in pairwise(labelled))
 
 
-def test_hiding_labels_changes_only_training_labels(open_all: OpenAll) -> None:
+def test_hiding_labels_changes_only_training_labels(open_all):
     """With ``positive_rate`` 0.1 a tenth of each class stays labelled."""
     same = {"dataset": "digit-domains", "partition": "feature-shift", "train_samples": 0}
     labelled = open_all(5, **same)
@@ -236,9 +220,7 @@ def test_hiding_labels_changes_only_training_labels(open_all: OpenAll) -> None:
         assert_array_equal(np.bincount(known), tenth_of_each_class)
 
 
-def test_which_labels_are_hidden_depends_on_seed_and_client_alone(
-    open_all: OpenAll, cache_dir: Path
-) -> None:
+def test_which_labels_are_hidden_depends_on_seed_and_client_alone(open_all, cache_dir):
     """Three clients with two seeds have six different choices."""
     same = {"dataset": "digits", "partition": "iid", "train_samples": 0, "positive_rate": 0.2}
     first = open_all(3, **same)
@@ -278,21 +260,19 @@ FOLDER_BY_CLASSES = {"dataset": "image-folder", "partition": "pathological", "cl
     ({**OWN_FOLDER, "classes": "a,,b"}, "classes = 'a,,b': must be different names"),
     ({**OWN_FOLDER, "classes": "a,a"}, "must be different names"),
 ])  # fmt: skip
-def test_wrong_settings_need_no_data(
-    data_settings: MakeSettings, changes: dict[str, Any], message: str
-) -> None:
+def test_wrong_settings_need_no_data(data_settings, changes, message):
     with refused(message):
         check_data_settings(data_settings(**changes))
 
 
-def test_all_problems_are_told_at_once(data_settings: MakeSettings) -> None:
+def test_all_problems_are_told_at_once(data_settings):
     three_wrong = {"test_from": "official", "classes": "a", "clients_per_domain": "x"}
     with pytest.raises(DataError) as caught:
         check_data_settings(data_settings(dataset="digits", **three_wrong))
     assert len(str(caught.value).splitlines()) == 4  # and the partition needs domains
 
 
-def test_every_data_set_has_settings_that_pass_the_check(data_settings: MakeSettings) -> None:
+def test_every_data_set_has_settings_that_pass_the_check(data_settings):
     for dataset, row in DATASETS.items():
         test_from = "official-own" if row.shares_parts else "split"
         check_data_settings(
@@ -303,9 +283,7 @@ def test_every_data_set_has_settings_that_pass_the_check(data_settings: MakeSett
 
 
 @pytest.mark.parametrize("partition", [-1, 5])
-def test_a_client_is_one_of_the_number_of_clients(
-    data_settings: MakeSettings, partition: int
-) -> None:
+def test_a_client_is_one_of_the_number_of_clients(data_settings, partition):
     with refused(f"partition-id = {partition}: must be from 0 to num-partitions - 1 = 4"):
         open_client_data(data_settings(), seed=1, partition=partition, num_partitions=5)
 
@@ -342,17 +320,13 @@ def test_a_client_is_one_of_the_number_of_clients(
         "domain = 'photo'.*its domains: none",
     ),
 ])  # fmt: skip
-def test_data_that_cannot_be_divided_as_asked(
-    data_settings: MakeSettings, changes: dict[str, Any], clients: int, domain: str, message: str
-) -> None:
+def test_data_that_cannot_be_divided_as_asked(data_settings, changes, clients, domain, message):
     settings = data_settings(**changes)
     with refused(message):
         open_client_data(settings, seed=1, partition=0, num_partitions=clients, domain=domain)
 
 
-def test_a_domain_without_samples_is_refused_unless_a_site_has_another(
-    data_settings: MakeSettings, domain_dir: Path
-) -> None:
+def test_a_domain_without_samples_is_refused_unless_a_site_has_another(data_settings, domain_dir):
     """Two clients would be of the first two domains, and nobody would miss the third.
 
     A site has one domain only, so the others do not matter to it.
@@ -373,16 +347,14 @@ def test_a_domain_without_samples_is_refused_unless_a_site_has_another(
     ({"partition": "pathological", "classes_per_client": 4}, "= 4: the data have only 3 classes"),
 ])  # fmt: skip
 def test_settings_must_fit_the_domains_and_classes_that_the_files_have(
-    data_settings: MakeSettings, domain_dir: Path, changes: dict[str, Any], said: str
-) -> None:
+    data_settings, domain_dir, changes, said
+):
     settings = data_settings(dataset="domain-folder", data_dir=str(domain_dir), **changes)
     with refused(said):
         open_client_data(settings, seed=1, partition=0, num_partitions=3)
 
 
-def test_an_official_test_part_must_have_a_clients_classes(
-    data_settings: MakeSettings, mnist_dir: Path
-) -> None:
+def test_an_official_test_part_must_have_a_clients_classes(data_settings, mnist_dir):
     """The test part is made to have class 0 only; ten clients have one class each."""
     labels = mnist_dir / "MNIST" / "raw" / "t10k-labels-idx1-ubyte"
     header = labels.read_bytes()[:8]

@@ -1,8 +1,5 @@
 """``test-from = "keyed"``: one sample more, or one person, moves nobody else."""
 
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 from PIL import Image
@@ -11,7 +8,7 @@ from protofl_common.data import open_client_data
 from protofl_common.experiment.node import own_division
 from protofl_common.experiment.settings import default_run_config
 
-from .conftest import WHOLE, MakeSettings, refused
+from .conftest import WHOLE, refused
 
 KEY = b"k" * 32
 SIDES = ("train", "test", "validation")
@@ -20,13 +17,11 @@ SIDES = ("train", "test", "validation")
 class Owner:
     """A site's operator, whose files have different numbers in each row, and who has a key."""
 
-    def __init__(self, folder: Path, make: MakeSettings) -> None:
+    def __init__(self, folder, make):
         self.folder = folder
         self.make = make
 
-    def sides(
-        self, samples: int, of_person: int = 0, key: bytes = KEY, **changes: Any
-    ) -> dict[int, str]:
+    def sides(self, samples, of_person=0, key=KEY, **changes):
         """Return for each of the ``samples`` whether it is for training, testing or validation.
 
         Persons have ``of_person`` samples each, one after the other; 0: the file names no persons.
@@ -50,12 +45,12 @@ class Owner:
 
 
 @pytest.fixture
-def owner(tmp_path: Path, data_settings: MakeSettings) -> Owner:
+def owner(tmp_path, data_settings):
     return Owner(tmp_path, data_settings)
 
 
 @pytest.mark.parametrize("of_person", [0, 3])
-def test_samples_that_are_added_move_no_other(of_person: int, owner: Owner) -> None:
+def test_samples_that_are_added_move_no_other(of_person, owner):
     """Samples of one person, three each, are on one side."""
     before = owner.sides(300, of_person)
     after = owner.sides(303, of_person)
@@ -66,7 +61,7 @@ def test_samples_that_are_added_move_no_other(of_person: int, owner: Owner) -> N
             assert after[row] == after[first_of_person]
 
 
-def test_the_key_decides_and_the_parts_are_about_as_large_as_asked(owner: Owner) -> None:
+def test_the_key_decides_and_the_parts_are_about_as_large_as_asked(owner):
     """By default a quarter is for testing, and of the rest 0.2 for validation: 0.15 of all.
 
     The tolerances are four deviations of such numbers or more.
@@ -82,15 +77,13 @@ def test_the_key_decides_and_the_parts_are_about_as_large_as_asked(owner: Owner)
     assert same == pytest.approx(same_by_chance, abs=0.05)
 
 
-def test_without_a_key_no_data_are_divided_by_one(owner: Owner) -> None:
+def test_without_a_key_no_data_are_divided_by_one(owner):
     with refused("only in the node config of a site with data of its own"):
         owner.sides(30, key=b"")
 
 
 @pytest.mark.parametrize(("dataset", "domain"), [("image-folder", ""), ("domain-folder", "north")])
-def test_no_setting_of_a_run_moves_a_sample(
-    dataset: str, domain: str, tmp_path: Path, data_settings: MakeSettings
-) -> None:
+def test_no_setting_of_a_run_moves_a_sample(dataset, domain, tmp_path, data_settings):
     """Sides of images follow from the files, not from what ``image-size`` makes of them."""
     draw = np.random.default_rng(0)
     for name in ("well", "ill"):
@@ -107,9 +100,7 @@ def test_no_setting_of_a_run_moves_a_sample(
     assert labels[0] == labels[1]
 
 
-def test_a_site_that_demands_privacy_divides_by_its_key_unless_its_operator_says_otherwise() -> (
-    None
-):
+def test_a_site_that_demands_privacy_divides_by_its_key_unless_its_operator_says_otherwise():
     """Without a demand the division is the seed's, as ``test-from`` is "split"."""
     own = {"data-dir": "/srv/data"}
     demand = {**own, "require-dp": "epsilon<=2"}

@@ -1,32 +1,29 @@
 """Every partition on the embedded data, and Dirichlet partitions against Flower's and PFLlib's."""
 
 import warnings
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from protofl_common.config.datasets import PARTITIONS
-from protofl_common.data import ClientData, open_client_data
+from protofl_common.data import open_client_data
 from protofl_common.data.division import Division
 from protofl_common.data.partitions import (
     DIVIDE,
     Pool,
-    _filled_up,
     balanced_dirichlet,
     dirichlet,
     pathological_in_order,
 )
 from protofl_common.data.store import open_data
 
-from .conftest import WHOLE, MakeSettings, OpenAll, counts, held, identities
+from .conftest import WHOLE, counts, held, identities
 
 COMMON = [name for name, row in PARTITIONS.items() if name != "own" and not row.needs_domains]
 ON_DOMAINS = ["iid", "dirichlet", "label-shift"]
 ON_DOMAINS += [name for name, row in PARTITIONS.items() if row.shares_domains]
 DOMAINS = ["scanned", "printed", "photo", "inverted", "coloured"]
-SHOTS: dict[str, Any] = {"dataset": "digits", "partition": "n-way-k-shot", **WHOLE}
+SHOTS = {"dataset": "digits", "partition": "n-way-k-shot", **WHOLE}
 NUMBER_OF_DIGITS = 1797
 EACH = [("digits", partition) for partition in COMMON]
 EACH += [("digit-domains", partition) for partition in ON_DOMAINS]
@@ -34,15 +31,13 @@ EACH += [("digit-domains", partition) for partition in ON_DOMAINS]
 
 @pytest.mark.parametrize("clients", [2, 10, 20])
 @pytest.mark.parametrize(("dataset", "partition"), EACH)
-def test_shares_are_disjoint_and_of_the_seed(
-    open_all: OpenAll, dataset: str, partition: str, clients: int
-) -> None:
+def test_shares_are_disjoint_and_of_the_seed(open_all, dataset, partition, clients):
     """No sample is with two clients, and another seed divides otherwise."""
     settings = {"dataset": dataset, "partition": partition, "shots": 5, "alpha": 0.5, **WHOLE}
 
     everyone = open_all(clients, **settings)
 
-    trained: set[bytes] = set()
+    trained = set()
     for client in everyone:
         assert len(client.train_labels) >= 1
         assert len(client.test_labels) >= 1
@@ -63,7 +58,7 @@ def test_shares_are_disjoint_and_of_the_seed(
     assert identities(of_another_seed[-1].train_inputs) != identities(everyone[-1].train_inputs)
 
 
-CHANGED: dict[str, Any] = {
+CHANGED = {
     "alpha": 5.0,
     "classes-per-client": 4,
     "clients-per-domain": "1,2,1,1,1",
@@ -77,13 +72,11 @@ CHANGED: dict[str, Any] = {
 
 @pytest.mark.parametrize("partition", sorted({*COMMON, *ON_DOMAINS}))
 @pytest.mark.parametrize("setting", CHANGED)
-def test_a_partition_reads_the_settings_said_to_act(
-    data_settings: MakeSettings, setting: str, partition: str
-) -> None:
+def test_a_partition_reads_the_settings_said_to_act(data_settings, setting, partition):
     """It divides in another way if such a setting changes, and as before if another one does."""
     assert CHANGED.keys() == {key for row in PARTITIONS.values() for key in row.reads}
 
-    def rows(**changes: Any) -> list[list[int]]:
+    def rows(**changes):
         """Return each of six clients' rows for training, its rows for testing, and so on."""
         settings = data_settings(dataset="digit-domains", partition=partition, **changes)
         shares = Division(open_data(settings), settings, 5, "").shares(6)
@@ -96,9 +89,7 @@ def test_a_partition_reads_the_settings_said_to_act(
 
 
 @pytest.mark.parametrize("partition", COMMON)
-def test_the_order_of_the_file_is_nobodys_share(
-    data_settings: MakeSettings, partition: str
-) -> None:
+def test_the_order_of_the_file_is_nobodys_share(data_settings, partition):
     """The five domains stand one after the other in the file.
 
     So a share in the file's order would be of one or two; who has 40 samples of a class has all.
@@ -118,7 +109,7 @@ def test_the_order_of_the_file_is_nobodys_share(
 
 
 @pytest.mark.parametrize("clients", [5, 10, 20])
-def test_pathological_covers_all_classes_unequally(open_all: OpenAll, clients: int) -> None:
+def test_pathological_covers_all_classes_unequally(open_all, clients):
     two_classes = {"partition": "pathological", "classes_per_client": 2}
     everyone = open_all(clients, dataset="digits", **two_classes, **WHOLE)
 
@@ -133,16 +124,14 @@ def test_pathological_covers_all_classes_unequally(open_all: OpenAll, clients: i
 @pytest.mark.parametrize(
     ("shots", "fraction"), [(1, 0.75), (2, 0.75), (3, 0.99), (7, 0.1), (10, 0.5), (1, 0.99)]
 )
-def test_n_way_k_shot_is_exact_for_any_fraction(
-    open_all: OpenAll, shots: int, fraction: float
-) -> None:
+def test_n_way_k_shot_is_exact_for_any_fraction(open_all, shots, fraction):
     three_ways = {**SHOTS, "ways": 3, "ways_stdev": 0, "shots": shots}
     for client in open_all(2, **three_ways, train_fraction=fraction):
         train = np.bincount(client.train_labels)
         assert sorted(train[train > 0]) == [shots] * 3
 
 
-def test_n_way_k_shot_varies_shots_and_stays_within_the_classes(open_all: OpenAll) -> None:
+def test_n_way_k_shot_varies_shots_and_stays_within_the_classes(open_all):
     everyone = open_all(20, **SHOTS, ways=10, ways_stdev=3, shots=5, shots_stdev=2)
 
     # uniform in 5 ± 2, and both ends occur among twenty clients
@@ -151,7 +140,7 @@ def test_n_way_k_shot_varies_shots_and_stays_within_the_classes(open_all: OpenAl
     assert all(7 <= len(held(client)) <= 10 for client in everyone)
 
 
-def test_n_way_k_shot_varies_ways(open_all: OpenAll) -> None:
+def test_n_way_k_shot_varies_ways(open_all):
     """Clients have 4 ± 1 classes, with eight training samples of each."""
     everyone = open_all(20, **SHOTS, ways=4, ways_stdev=1, shots=8)
 
@@ -162,17 +151,15 @@ def test_n_way_k_shot_varies_ways(open_all: OpenAll) -> None:
         assert len(client.test_labels) > 0
 
 
-def test_n_way_k_shot_shares_samples_only_when_a_class_runs_out_and_none_for_testing(
-    open_all: OpenAll,
-) -> None:
+def test_n_way_k_shot_shares_samples_only_when_a_class_runs_out_and_none_for_testing(open_all):
     """Three clients train on 90 images of each of ten classes, which is more than there are.
 
     With their tests, a quarter of a share, each has 1,200 images.
     """
     all_ways = {**SHOTS, "ways": 10, "ways_stdev": 0}
     everyone = open_all(3, **all_ways, shots=90)
-    trained: set[bytes] = set()
-    tested: set[bytes] = set()
+    trained = set()
+    tested = set()
     for client in everyone:
         train = identities(client.train_inputs)
         test = identities(client.test_inputs)
@@ -190,9 +177,7 @@ def test_n_way_k_shot_shares_samples_only_when_a_class_runs_out_and_none_for_tes
 @pytest.mark.parametrize(
     "partition", ["label-shift", "feature-label-shift", "dirichlet", "pathological"]
 )
-def test_a_cap_keeps_the_proportions_that_the_partition_gives(
-    open_all: OpenAll, partition: str
-) -> None:
+def test_a_cap_keeps_the_proportions_that_the_partition_gives(open_all, partition):
     """A client's 40 capped samples have the class proportions of its whole share."""
     same = {"dataset": "digit-domains", "partition": partition, "alpha": 0.5, "test_samples": 0}
     everyone = open_all(5, **same, train_samples=40)
@@ -206,28 +191,26 @@ def test_a_cap_keeps_the_proportions_that_the_partition_gives(
         )
 
 
-def proportions(client: ClientData) -> np.ndarray:
+def proportions(client):
     """Return the part that each of ten classes has of a client's training samples."""
     return np.bincount(client.train_labels, minlength=10) / len(client.train_labels)
 
 
 @pytest.mark.parametrize("partition", ["iid", "feature-shift"])
-def test_a_cap_balances_the_classes_where_the_partition_gives_none(
-    open_all: OpenAll, partition: str
-) -> None:
+def test_a_cap_balances_the_classes_where_the_partition_gives_none(open_all, partition):
     capped = {"train_samples": 35, "test_samples": 0}
     for client in open_all(5, dataset="digit-domains", partition=partition, **capped):
         assert sorted(np.bincount(client.train_labels)) == [3] * 5 + [4] * 5
         assert len(client.test_labels) == 500 - 35
 
 
-def test_feature_shift_deals_domains_in_turn(open_all: OpenAll) -> None:
+def test_feature_shift_deals_domains_in_turn(open_all):
     everyone = open_all(10, dataset="digit-domains", partition="feature-shift", **WHOLE)
     assert [client.domain for client in everyone] == [*DOMAINS, *DOMAINS]
     assert all((counts(client) == 25).all() for client in everyone)
 
 
-def test_feature_shift_deals_domains_as_clients_per_domain_says(open_all: OpenAll) -> None:
+def test_feature_shift_deals_domains_as_clients_per_domain_says(open_all):
     several = {"partition": "feature-shift", "clients_per_domain": "1,0, 3,1,2"}
     everyone = open_all(7, dataset="digit-domains", **several, **WHOLE)
     domains = [client.domain for client in everyone]
@@ -237,7 +220,7 @@ def test_feature_shift_deals_domains_as_clients_per_domain_says(open_all: OpenAl
 
 
 @pytest.mark.parametrize("partition", ["own", "feature-shift"])
-def test_a_named_domain_is_all_the_clients_own(data_settings: MakeSettings, partition: str) -> None:
+def test_a_named_domain_is_all_the_clients_own(data_settings, partition):
     """A client with a domain of its own has all of it, whatever its number among the clients."""
     settings = data_settings(
         dataset="digit-domains", partition=partition, clients_per_domain="4,4,4,4,4", **WHOLE
@@ -250,7 +233,7 @@ def test_a_named_domain_is_all_the_clients_own(data_settings: MakeSettings, part
     np.testing.assert_array_equal(one.train_inputs, two.train_inputs)
 
 
-def test_own_is_everything_whoever_asks(data_settings: MakeSettings, domain_dir: Path) -> None:
+def test_own_is_everything_whoever_asks(data_settings, domain_dir):
     """Each class of the folder has eight images, three quarters of them for training."""
     sketches = {"dataset": "image-folder", "data_dir": str(domain_dir / "sketch")}
     settings = data_settings(**sketches, partition="own", **WHOLE)
@@ -261,7 +244,7 @@ def test_own_is_everything_whoever_asks(data_settings: MakeSettings, domain_dir:
     assert client.domain == ""
 
 
-def test_label_shift_has_equal_sizes_and_mixed_domains(open_all: OpenAll) -> None:
+def test_label_shift_has_equal_sizes_and_mixed_domains(open_all):
     everyone = open_all(20, dataset="digit-domains", partition="label-shift", alpha=0.2, **WHOLE)
     assert {counts(client).sum() for client in everyone} == {125}
     assert {client.domain for client in everyone} == {""}
@@ -270,9 +253,7 @@ def test_label_shift_has_equal_sizes_and_mixed_domains(open_all: OpenAll) -> Non
     assert np.mean(largest) > 0.4  # of ten classes, which iid shares have at 0.1 each
 
 
-def test_feature_label_shift_has_a_domain_and_proportions(
-    open_all: OpenAll, data_settings: MakeSettings
-) -> None:
+def test_feature_label_shift_has_a_domain_and_proportions(open_all, data_settings):
     """Each of five clients has one domain: all 50 samples of some class, and fewer of others."""
     same = {"dataset": "digit-domains", "partition": "feature-label-shift", **WHOLE}
     everyone = open_all(5, **same, alpha=0.3)
@@ -289,7 +270,7 @@ def test_feature_label_shift_has_a_domain_and_proportions(
     assert len({tuple(counts(client)) for client in everyone}) == 5
 
 
-def made_up(samples: int, classes: int) -> Pool:
+def made_up(samples, classes):
     """Return samples of one domain with random labels, to be divided."""
     labels = np.random.default_rng(0).integers(0, classes, samples)
     return Pool(np.arange(samples), labels, np.zeros_like(labels), ("one",))
@@ -298,9 +279,7 @@ def made_up(samples: int, classes: int) -> Pool:
 @pytest.mark.parametrize(
     ("classes", "clients", "alpha"), [(10, 6, 0.1), (3, 20, 0.5), (30, 20, 0.05)]
 )
-def test_shares_are_flowers_partitioners(
-    data_settings: MakeSettings, classes: int, clients: int, alpha: float
-) -> None:
+def test_shares_are_flowers_partitioners(data_settings, classes, clients, alpha):
     """With the same seed Flower's partitioner gives each client the same labels."""
     # these take two seconds, which collecting the tests need not take
     from datasets import Dataset
@@ -321,9 +300,7 @@ def test_shares_are_flowers_partitioners(
     assert [sorted(pool.labels[share]) for share in found] == [sorted(labels) for labels in wanted]
 
 
-def pfllib(
-    labels: np.ndarray, clients: int, alpha: float, least: float, rng: np.random.Generator
-) -> list[list[int]]:
+def pfllib(labels, clients, alpha, least, rng):
     """Return the labels that each client gets, sorted, by PFLlib's partition "dir".
 
     This is ``separate_data`` of its ``dataset_utils.py``: it draws anew until each client has
@@ -331,7 +308,7 @@ def pfllib(
     """
     smallest = 0
     while smallest < least:
-        batches: list[list[int]] = [[] for _ in range(clients)]
+        batches = [[] for _ in range(clients)]
         for k in range(labels.max() + 1):
             idx_k = np.where(labels == k)[0]
             proportions = rng.dirichlet(np.repeat(alpha, clients))
@@ -348,9 +325,7 @@ def pfllib(
 @pytest.mark.parametrize(
     ("samples", "clients", "alpha"), [(4000, 10, 0.1), (3000, 20, 0.3), (2000, 30, 0.5)]
 )
-def test_balanced_shares_are_pfllibs(
-    data_settings: MakeSettings, samples: int, clients: int, alpha: float
-) -> None:
+def test_balanced_shares_are_pfllibs(data_settings, samples, clients, alpha):
     """PFLlib's code, from the same random numbers, gives each client the same labels."""
     pool = made_up(samples, 10)
     found = balanced_dirichlet(pool, data_settings(alpha=alpha), clients, np.random.default_rng(3))
@@ -361,7 +336,7 @@ def test_balanced_shares_are_pfllibs(
     assert [sorted(pool.labels[share]) for share in found] == wanted
 
 
-def test_neighbours_share_classes_as_pfllib_deals_them(data_settings: MakeSettings) -> None:
+def test_neighbours_share_classes_as_pfllib_deals_them(data_settings):
     """Four neighbours share two classes of about 7,000 samples each.
 
     PFLlib's rule: three of them take from a tenth of an equal share to all of it, 175 to 1,749
@@ -387,9 +362,7 @@ def test_neighbours_share_classes_as_pfllib_deals_them(data_settings: MakeSettin
 
 
 @pytest.mark.parametrize(("partition", "least"), [("dirichlet", 10), ("balanced-dirichlet", 30)])
-def test_a_thousand_clients_get_their_least(
-    data_settings: MakeSettings, partition: str, least: int
-) -> None:
+def test_a_thousand_clients_get_their_least(data_settings, partition, least):
     """An equal share is 60 samples: the least is 10, and half of a share in the balanced one."""
     pool = made_up(60_000, 10)
     shares = DIVIDE[partition](pool, data_settings(alpha=0.1), 1000, np.random.default_rng(3))
@@ -406,30 +379,10 @@ def test_a_thousand_clients_get_their_least(
 
 
 @pytest.mark.parametrize("partition", ["dirichlet", "balanced-dirichlet", "feature-label-shift"])
-def test_there_is_a_division_where_the_numbers_allow_one(
-    data_settings: MakeSettings, partition: str
-) -> None:
+def test_there_is_a_division_where_the_numbers_allow_one(data_settings, partition):
     """Each client needs two samples, one for training and one for testing: all there are."""
     pool = made_up(400, 10)
     settings = data_settings(partition=partition, alpha=0.01)
     shares = DIVIDE[partition](pool, settings, 200, np.random.default_rng(3))
 
     assert {len(share) for share in shares} == {2}
-
-
-def test_the_poor_are_filled_up_in_their_own_proportions_by_those_with_most() -> None:
-    """The second of three clients N has 1 sample of two classes C, and shall have 4.
-
-    Drawn as 0.6 to 0.2 these are 3 and 1; drawn as 0 to 0.5, none and 4.
-    """
-    counts_CN = np.array([[9, 0, 4], [3, 1, 6]])
-
-    mostly_first_CN = np.array([[0.6, 0.6, 0.2], [0.2, 0.2, 0.6]])
-    filled_CN = _filled_up(counts_CN, mostly_first_CN, 4)
-
-    assert filled_CN.tolist() == [[6, 3, 4], [3, 1, 6]]
-
-    only_second_CN = np.array([[0.6, 0.0, 0.2], [0.2, 0.5, 0.6]])
-    filled_CN = _filled_up(counts_CN, only_second_CN, 4)
-
-    assert filled_CN.tolist() == [[9, 0, 4], [3, 4, 3]]

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 
 from protofl_common.data import DataError
 from protofl_common.data.published import PUBLIC
-from tests.support.given import Printed
-from tests.unit.protofl_common.data.conftest import Read, refused, write_image
+from tests.unit.protofl_common.data.conftest import refused, write_image
 
 
-def pacs(root: Path) -> dict[str, Any]:
+def pacs(root):
     """Write tiny PACS files below ``root``; return what must be read of them."""
     for domain in (*PUBLIC["pacs"].files, "kfold-lists"):
         for name in ("dog", "house"):
@@ -26,7 +22,7 @@ def pacs(root: Path) -> dict[str, Any]:
     }
 
 
-def fed_isic(root: Path) -> dict[str, Any]:
+def fed_isic(root):
     """Write three images of Fed-ISIC 2019 below ``root``; return what must be read of them."""
     folder = root / "fed_isic2019"
     rows = ["image,MEL,target,center,fold,fold2"]
@@ -44,9 +40,7 @@ SETS = {
 
 
 @pytest.mark.parametrize("name", SETS)
-def test_a_public_set_has_its_clients_classes_and_split(
-    name: str, read: Read, tmp_path: Path
-) -> None:
+def test_a_public_set_has_its_clients_classes_and_split(name, read, tmp_path):
     """Tiny files in the published layout are read, with clients, classes and parts."""
     wanted = SETS[name](tmp_path)
     data = read(name, tmp_path)
@@ -61,7 +55,7 @@ def test_a_public_set_has_its_clients_classes_and_split(
 
 
 @pytest.mark.parametrize("name", ["pacs", "office10", "fed-isic"])
-def test_what_is_missing_is_named_with_its_origin(name: str, read: Read, tmp_path: Path) -> None:
+def test_what_is_missing_is_named_with_its_origin(name, read, tmp_path):
     """Of the files of a set the last is missing; or, of Fed-ISIC, one image."""
     *there, last = PUBLIC[name].files
     for file in there:
@@ -77,7 +71,7 @@ def test_what_is_missing_is_named_with_its_origin(name: str, read: Read, tmp_pat
             read(name, tmp_path / "fed_isic2019")
 
 
-def test_digit5_takes_domains_that_are_there(read: Read, usps_dir: Path, capsys: Printed) -> None:
+def test_digit5_takes_domains_that_are_there(read, usps_dir, capsys):
     """It reads MNIST and USPS, then MNIST-M as well, and refuses a single domain."""
     data = read("digit5", usps_dir)
     assert data.domain_names == ("mnist", "usps")

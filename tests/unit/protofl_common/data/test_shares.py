@@ -14,9 +14,7 @@ LABELS = st.lists(st.integers(0, 4), min_size=2, max_size=60).map(np.array)
     st.lists(st.integers(0, 4), max_size=60).map(lambda labels: np.array(labels, dtype=np.int64)),
     st.integers(0, 99),
 )
-def test_a_shuffled_class_has_its_positions_in_one_common_order(
-    labels: np.ndarray, seed: int
-) -> None:
+def test_a_shuffled_class_has_its_positions_in_one_common_order(labels, seed):
     """Each class has its positions in the order of one permutation of all samples."""
     decks = partitions.shuffled_by_class(labels, np.random.default_rng(seed))
 
@@ -30,9 +28,7 @@ def test_a_shuffled_class_has_its_positions_in_one_common_order(
     st.integers(0, 50),
     st.integers(0, 99),
 )
-def test_the_rows_of_lowest_turn_are_taken_and_ties_drawn_by_lot(
-    turns: list[float], limit: int, seed: int
-) -> None:
+def test_the_rows_of_lowest_turn_are_taken_and_ties_drawn_by_lot(turns, limit, seed):
     """`_first` takes the ``limit`` rows of lowest turn, and draws lots among equals.
 
     A limit of 0 takes all rows.
@@ -47,7 +43,7 @@ def test_the_rows_of_lowest_turn_are_taken_and_ties_drawn_by_lot(
 
 
 @given(LABELS, st.floats(0.01, 0.99), st.integers(0, 99))
-def test_split_is_stratified(labels: np.ndarray, fraction: float, seed: int) -> None:
+def test_split_is_stratified(labels, fraction, seed):
     """Nothing is lost, no part is empty, and each class of two samples is in both parts."""
     train, test = partitions.split(labels, fraction, np.random.default_rng(seed))
 
@@ -63,9 +59,7 @@ def test_split_is_stratified(labels: np.ndarray, fraction: float, seed: int) -> 
 
 
 @given(LABELS, st.floats(0.01, 0.9), st.integers(0, 99))
-def test_what_is_set_aside_leaves_every_class_in_training(
-    labels: np.ndarray, fraction: float, seed: int
-) -> None:
+def test_what_is_set_aside_leaves_every_class_in_training(labels, fraction, seed):
     """As many are set aside as the fraction says, or fewer: each class keeps one sample."""
     stay, aside = partitions.set_aside(labels, fraction, np.random.default_rng(seed))
 
@@ -77,7 +71,7 @@ def test_what_is_set_aside_leaves_every_class_in_training(
 
 
 @given(LABELS, st.integers(0, 70), st.integers(0, 99))
-def test_balanced_takes_equally_from_each_class(labels: np.ndarray, limit: int, seed: int) -> None:
+def test_balanced_takes_equally_from_each_class(labels, limit, seed):
     """A class with samples left gives at most one less than any other.
 
     A limit of 0 means no limit.
@@ -94,7 +88,7 @@ def test_balanced_takes_equally_from_each_class(labels: np.ndarray, limit: int, 
         assert taken.max() <= of_unfinished_classes.min() + 1
 
 
-def test_eleven_of_a_class_are_dealt_evenly_to_three_clients() -> None:
+def test_eleven_of_a_class_are_dealt_evenly_to_three_clients():
     """Each client gets three or four of them, and eleven of all 33 samples."""
     labels = np.repeat([0, 1], [11, 22])
 
@@ -107,7 +101,7 @@ def test_eleven_of_a_class_are_dealt_evenly_to_three_clients() -> None:
 
 
 @pytest.mark.parametrize("limit", [10, 40])
-def test_what_is_kept_has_the_class_proportions(limit: int) -> None:
+def test_what_is_kept_has_the_class_proportions(limit):
     labels = np.repeat([0, 1, 2], [20, 20, 160])
 
     kept = partitions.proportional(labels, limit, np.random.default_rng(1))
@@ -117,7 +111,7 @@ def test_what_is_kept_has_the_class_proportions(limit: int) -> None:
     np.testing.assert_allclose(np.bincount(labels[kept]), proportions * limit, atol=1)
 
 
-def test_what_is_set_aside_has_the_class_proportions() -> None:
+def test_what_is_set_aside_has_the_class_proportions():
     labels = np.repeat([0, 1, 2], [40, 20, 140])
     _, aside = partitions.set_aside(labels, 0.1, np.random.default_rng(1))
     assert np.bincount(labels[aside]).tolist() == [4, 2, 14]

@@ -1,6 +1,5 @@
 """What the sources deliver: shapes, labels, domains, images, and errors that name the key."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -16,18 +15,17 @@ from protofl_common.data.digits import DOMAINS
 from protofl_common.data.partitions import DIVIDE
 from protofl_common.data.raw import resized, statistics
 from protofl_common.data.sources import SOURCES
-from protofl_common.data.store import StoredData, open_data
-from tests.support.given import Patch, Printed
+from protofl_common.data.store import open_data
 
-from .conftest import MakeSettings, Read, identities, refused, write_image
+from .conftest import identities, refused, write_image
 
 
-def test_every_name_has_its_function() -> None:
+def test_every_name_has_its_function():
     assert SOURCES.keys() == DATASETS.keys()
     assert DIVIDE.keys() == PARTITIONS.keys()
 
 
-def test_digits_are_scikit_learns(read: Read) -> None:
+def test_digits_are_scikit_learns(read):
     """The images and labels are those of `sklearn.datasets.load_digits`."""
     data = read("digits")
     original = load_digits()
@@ -39,7 +37,7 @@ def test_digits_are_scikit_learns(read: Read) -> None:
     assert_allclose(data.inputs[:, 0] / 255 * 16, original.images, atol=0.04)
 
 
-def test_digit_domains_are_balanced_unlike_and_always_the_same(data_settings: MakeSettings) -> None:
+def test_digit_domains_are_balanced_unlike_and_always_the_same(data_settings):
     """Five domains with 50 images a class differ in brightness and colour."""
     settings = data_settings(dataset="digit-domains")
     data = open_data(settings)
@@ -61,7 +59,7 @@ def test_digit_domains_are_balanced_unlike_and_always_the_same(data_settings: Ma
     assert colour["photo"] > 20
 
 
-def test_mean_and_deviation_of_the_pixels(read: Read) -> None:
+def test_mean_and_deviation_of_the_pixels(read):
     data = read("digit-domains")
     scaled = np.asarray(data.inputs) / 255
     assert_allclose(data.mean, scaled.mean(axis=(0, 2, 3)), atol=1e-9)
@@ -70,7 +68,7 @@ def test_mean_and_deviation_of_the_pixels(read: Read) -> None:
     assert statistics(of_one_colour) == ((pytest.approx(0.2),), (1.0,))
 
 
-def test_digit_mix_takes_the_first_images_of_each_training_part(read: Read, usps_dir: Path) -> None:
+def test_digit_mix_takes_the_first_images_of_each_training_part(read, usps_dir):
     """Made-up MNIST and USPS stand beside three of the embedded domains."""
     data = read("digit-mix", usps_dir)
 
@@ -86,14 +84,14 @@ def test_digit_mix_takes_the_first_images_of_each_training_part(read: Read, usps
     assert_array_equal(photos, embedded.inputs[embedded.domains == 2])
 
 
-def test_digit_mix_names_the_part_that_is_missing(read: Read, usps_dir: Path) -> None:
+def test_digit_mix_names_the_part_that_is_missing(read, usps_dir):
     for file in usps_dir.glob("usps*"):
         file.unlink()
     with refused(r"dataset = 'usps': usps\.bz2, usps\.t\.bz2 is neither in data-dir"):
         read("digit-mix", usps_dir)
 
 
-def test_image_size_resizes_any_source_but_not_what_has_it(read: Read, mnist_dir: Path) -> None:
+def test_image_size_resizes_any_source_but_not_what_has_it(read, mnist_dir):
     assert read("digits", image_size=16).inputs.shape[1:] == (1, 16, 16)
     assert read("mnist", mnist_dir, image_size=14).inputs.shape == (500, 1, 14, 14)
     grey = np.full((3, 1, 8, 8), 77, dtype=np.uint8)
@@ -101,9 +99,7 @@ def test_image_size_resizes_any_source_but_not_what_has_it(read: Read, mnist_dir
     assert resized(grey, 8) is resized(grey, 0) is grey
 
 
-def test_a_domain_folder_has_its_domains_and_classes_and_nothing_hidden(
-    read: Read, domain_dir: Path
-) -> None:
+def test_a_domain_folder_has_its_domains_and_classes_and_nothing_hidden(read, domain_dir):
     """Photos are bluish and sketches reddish, so that channel 2, or 0, is 200 everywhere."""
     (domain_dir / "photo" / "cat" / "notes.txt").write_text("not an image")
     (domain_dir / "photo" / "cat" / ".hidden.png").write_text("not an image either")
@@ -119,24 +115,7 @@ def test_a_domain_folder_has_its_domains_and_classes_and_nothing_hidden(
     assert (data.inputs[data.domains == 1, 0] == 200).all()
 
 
-def test_folders_of_parts_are_no_classes_and_no_domains(read: Read, domain_dir: Path) -> None:
-    """Folders that are called train and Test are refused, for their names say what they are."""
-    train = (domain_dir / "photo").rename(domain_dir / "train")
-    test = (domain_dir / "sketch").rename(domain_dir / "Test")
-    for dataset, taken in (("image-folder", "classes"), ("domain-folder", "domains")):
-        said = rf"Test, train in .* which would be taken for {taken}; .* list the images"
-        with refused(said):
-            read(dataset, domain_dir)
-
-    # "valid" may be a class, for all that one can know; "eval" beside "dog" has dogs, so it is none
-    (test / "cat").rename(train / "valid")
-    assert read("image-folder", train).classes == ("cat", "dog", "valid")
-    test.rename(train / "eval")
-    with refused("eval in .*: parts, folds or sites of a data set, which would be taken for cl"):
-        read("image-folder", train)
-
-
-def test_folders_that_macos_has_named(read: Read, domain_dir: Path) -> None:
+def test_folders_that_macos_has_named(read, domain_dir):
     """The two spellings of an umlaut name one domain, and one class."""
     (domain_dir / "photo").rename(domain_dir / "Bu\u0308ro")
     (domain_dir / "sketch/dog").rename(domain_dir / "sketch/Ku\u0308ken")
@@ -150,7 +129,7 @@ def test_folders_that_macos_has_named(read: Read, domain_dir: Path) -> None:
     assert np.bincount(data.labels[data.domains == 1]).tolist() == [8, 8]
 
 
-def test_image_folder_with_classes_in_the_order_given(read: Read, domain_dir: Path) -> None:
+def test_image_folder_with_classes_in_the_order_given(read, domain_dir):
     """``classes`` gives the order, and may name one that this site lacks, fox."""
     sketches = domain_dir / "sketch"
     data = read("image-folder", sketches, image_size=12, classes="owl, dog, cat, fox")
@@ -164,7 +143,7 @@ def test_image_folder_with_classes_in_the_order_given(read: Read, domain_dir: Pa
         read("image-folder", sketches)
 
 
-def test_classes_picks_folders_of_a_domain_folder(read: Read, domain_dir: Path) -> None:
+def test_classes_picks_folders_of_a_domain_folder(read, domain_dir):
     """As FedPLVM takes ten of DomainNet's 345 classes; `owl` is in one of the two domains only."""
     where = ("domain-folder", domain_dir)
     data = read(*where, classes="owl,cat")
@@ -183,7 +162,7 @@ def test_classes_picks_folders_of_a_domain_folder(read: Read, domain_dir: Path) 
             read(*where, partition="own", classes=classes)
 
 
-def test_a_damaged_file_is_named(read: Read, domain_dir: Path, mnist_dir: Path) -> None:
+def test_a_damaged_file_is_named(read, domain_dir, mnist_dir):
     (domain_dir / "photo" / "dog" / "broken.jpg").write_bytes(b"\xff\xd8\xff nothing")
     (mnist_dir / "MNIST" / "raw" / "train-images-idx3-ubyte").write_bytes(b"\x00\x00\x08\x03\x00")
     for dataset, folder, said in (
@@ -194,7 +173,7 @@ def test_a_damaged_file_is_named(read: Read, domain_dir: Path, mnist_dir: Path) 
             read(dataset, folder)
 
 
-def manifest_of(folder: Path, without: set[str]) -> Path:
+def manifest_of(folder, without):
     """Write a list of a domain folder's images but for those ``without``; return its path.
 
     Each domain is a client.
@@ -210,9 +189,7 @@ def manifest_of(folder: Path, without: set[str]) -> Path:
 
 
 @pytest.mark.parametrize("dataset", ["domain-folder", "image-folder", "manifest"])
-def test_some_files_may_be_unreadable_and_are_named(
-    dataset: str, read: Read, domain_dir: Path, capsys: Printed
-) -> None:
+def test_some_files_may_be_unreadable_and_are_named(dataset, read, domain_dir, capsys):
     """The data are those of a folder without them, to the bit.
 
     Three files are cut in half, as many as ``max-unreadable`` allows here.
@@ -225,7 +202,7 @@ def test_some_files_may_be_unreadable_and_are_named(
         (domain_dir / name).write_bytes(content[: len(content) // 2])
     where = {"domain-folder": domain_dir, "image-folder": domain_dir / "sketch"}
 
-    def found_with(share: float, without: set[str]) -> StoredData:
+    def found_with(share, without):
         """Read the data with this ``max-unreadable``, from a manifest ``without`` some files."""
         path = where.get(dataset) or manifest_of(domain_dir, without)
         return read(dataset, path, max_unreadable=share)
@@ -249,14 +226,14 @@ def test_some_files_may_be_unreadable_and_are_named(
         assert getattr(found, name) == getattr(wanted, name)
 
 
-def test_no_class_may_be_unreadable(read: Read, domain_dir: Path) -> None:
+def test_no_class_may_be_unreadable(read, domain_dir):
     for file in (domain_dir / "sketch" / "owl").iterdir():
         file.write_bytes(b"no image")
     with refused("no image of owl can be read"):
         read("image-folder", domain_dir / "sketch", max_unreadable=0.5)
 
 
-def test_photos_are_upright(tmp_path: Path) -> None:
+def test_photos_are_upright(tmp_path):
     """The first row of pixels is the right side of the photo, as its Exif data say.
 
     Damage beside that note does not matter; without a note that can be read the image stays.
@@ -269,11 +246,10 @@ def test_photos_are_upright(tmp_path: Path) -> None:
     turned = exif.tobytes()
     broken_beside_it = turned.replace(b"\1\x0f", b"\1\1")  # of ``maker``
 
-    def column_sums(note: bytes) -> list[int]:
+    def column_sums(note):
         file = tmp_path / "turned.png"
         Image.fromarray(first_row).save(file, exif=note)
-        sums: list[int] = decoding.read_image(file, 8)[0].sum(axis=0).tolist()
-        return sums
+        return decoding.read_image(file, 8)[0].sum(axis=0).tolist()
 
     assert column_sums(turned) == [0] * 7 + [8]
     assert column_sums(broken_beside_it) == [0] * 7 + [8]
@@ -286,8 +262,8 @@ def test_photos_are_upright(tmp_path: Path) -> None:
     ("Cat", "cat", "labels 'Cat', 'cat' are alike but for capitals"),
 ])  # fmt: skip
 def test_links_that_lead_nowhere_or_to_folders_and_like_names_are_refused(
-    read: Read, domain_dir: Path, name: str, target: str, said: str
-) -> None:
+    read, domain_dir, name, target, said
+):
     """``name`` becomes a link to ``target``."""
     photos = domain_dir / "photo"
     (photos / name).symlink_to(photos / target)
@@ -296,9 +272,7 @@ def test_links_that_lead_nowhere_or_to_folders_and_like_names_are_refused(
 
 
 @pytest.mark.parametrize("dataset", ["mnist", "usps", "image-folder", "domain-folder", "arrays"])
-def test_a_data_dir_that_is_missing_or_empty_is_refused(
-    read: Read, tmp_path: Path, dataset: str
-) -> None:
+def test_a_data_dir_that_is_missing_or_empty_is_refused(read, tmp_path, dataset):
     with refused(rf"data-dir = ''.*'{dataset}'"):
         read(dataset)
     with refused(r"data-dir = .*there is no such (file or )?folder"):
@@ -309,15 +283,15 @@ def test_a_data_dir_that_is_missing_or_empty_is_refused(
         read(dataset, tmp_path / "empty")
 
 
-def test_a_changed_folder_is_read_anew(read: Read, domain_dir: Path) -> None:
+def test_a_changed_folder_is_read_anew(read, domain_dir):
     assert len(read("domain-folder", domain_dir).labels) == 40
     write_image(domain_dir / "photo" / "cat" / "new.png", (1, 2, 3))
     assert len(read("domain-folder", domain_dir).labels) == 41
 
 
 def test_files_are_decoded_in_their_order_and_it_says_how_far_it_is(
-    data_settings: MakeSettings, tmp_path: Path, monkeypatch: Patch, capsys: Printed
-) -> None:
+    data_settings, tmp_path, monkeypatch, capsys
+):
     """Of two broken files the first in order is named, whichever is decoded first."""
     rng = np.random.default_rng(0)
     files = [tmp_path / f"bild {number}.png" for number in range(20)]
@@ -340,7 +314,7 @@ def test_files_are_decoded_in_their_order_and_it_says_how_far_it_is(
         decoding.decoded(files, settings, {})
 
 
-def test_a_strangers_file_starts_no_other_program(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_a_strangers_file_starts_no_other_program(tmp_path, monkeypatch):
     """Pillow would start Ghostscript for PostScript, under any name of a file.
 
     A program ``gs`` stands first on the PATH, and would leave a file ``started``.
@@ -360,16 +334,14 @@ def test_a_strangers_file_starts_no_other_program(tmp_path: Path, monkeypatch: P
 @pytest.mark.parametrize(
     ("kind", "suffix"), [(np.uint16, "png"), (np.float32, "tif"), (np.int32, "tif")]
 )
-def test_pixels_of_more_than_eight_bits_are_refused(
-    tmp_path: Path, kind: type[np.generic], suffix: str
-) -> None:
+def test_pixels_of_more_than_eight_bits_are_refused(tmp_path, kind, suffix):
     file = tmp_path / f"scan.{suffix}"
     Image.fromarray(np.linspace(0, 4000, 64).reshape(8, 8).astype(kind)).save(file)
     with refused(rf"scan\.{suffix}.* more than 8 bits"):
         decoding.read_image(file, 8)
 
 
-def test_several_pages_or_frames_are_refused_but_not_of_a_phones_photo(tmp_path: Path) -> None:
+def test_several_pages_or_frames_are_refused_but_not_of_a_phones_photo(tmp_path):
     """Phones write MPO files: a photo with others beside it, such as a preview."""
     dark = Image.new("L", (8, 8))
     grey = Image.new("L", (8, 8), 9)
@@ -383,7 +355,7 @@ def test_several_pages_or_frames_are_refused_but_not_of_a_phones_photo(tmp_path:
 
 
 @pytest.mark.parametrize("own_folder", [False, True])
-def test_torchvision_set_has_both_parts(own_folder: bool, read: Read, mnist_dir: Path) -> None:
+def test_torchvision_set_has_both_parts(own_folder, read, mnist_dir):
     """The files may lie in a folder of their own."""
     if own_folder:
         (mnist_dir / "MNIST" / "MNIST").mkdir()
@@ -399,7 +371,7 @@ def test_torchvision_set_has_both_parts(own_folder: bool, read: Read, mnist_dir:
 class FakeSet:
     """One part of a data set of torchvision: two samples with the labels 1 and 0."""
 
-    def __init__(self, root: str, train: bool = True, split: str = "train") -> None:
+    def __init__(self, root, train=True, split="train"):
         self.labels = [1, 0]
 
 
@@ -413,7 +385,7 @@ class FakeSvhn(FakeSet):
 
 
 class FakeFlowers(FakeSet):
-    def __iter__(self) -> Iterator[tuple[Image.Image, int]]:
+    def __iter__(self):
         return iter([(Image.fromarray(image).resize((50, 40)), 0) for image in FakeCifar.data])
 
 
@@ -423,15 +395,8 @@ class FakeFlowers(FakeSet):
     ("flowers102", "Flowers102", FakeFlowers, 3, (3, 64, 64)),  # a validation part as well
 ])  # fmt: skip
 def test_the_parts_of_a_torchvision_set_become_one_array_of_images(
-    dataset: str,
-    cls: str,
-    fake: type,
-    parts: int,
-    shape: tuple[int, ...],
-    data_settings: MakeSettings,
-    tmp_path: Path,
-    monkeypatch: Patch,
-) -> None:
+    dataset, cls, fake, parts, shape, data_settings, tmp_path, monkeypatch
+):
     """Stand-ins have images with channels last, channels first, or as PIL images.
 
     Each part has two samples; ``parts`` is their number.
@@ -447,7 +412,7 @@ def test_the_parts_of_a_torchvision_set_become_one_array_of_images(
         assert_array_equal(raw.inputs[0], FakeCifar.data[0].transpose(2, 0, 1))
 
 
-def test_missing_torchvision_file_says_how_to_get_it(read: Read, mnist_dir: Path) -> None:
+def test_missing_torchvision_file_says_how_to_get_it(read, mnist_dir):
     (mnist_dir / "MNIST" / "raw" / "t10k-labels-idx1-ubyte").unlink()
     with refused(r"'mnist': MNIST/raw/t10k-labels.* or set download = true"):
         read("mnist", mnist_dir)
@@ -456,16 +421,14 @@ def test_missing_torchvision_file_says_how_to_get_it(read: Read, mnist_dir: Path
         read("mnist", mnist_dir / "nowhere")
 
 
-def test_a_download_fetches_every_part_once_or_fails(
-    read: Read, data_settings: MakeSettings, tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_a_download_fetches_every_part_once_or_fails(read, data_settings, tmp_path, monkeypatch):
     """A stand-in for torchvision's USPS notes which parts are fetched."""
     fetched = []
 
     class FakeUsps(FakeSet):
         data = np.zeros((2, 16, 16), dtype=np.uint8)
 
-        def __init__(self, root: str, train: bool, download: bool = False) -> None:
+        def __init__(self, root, train, download=False):
             super().__init__(root, train)
             if download:
                 fetched.append(train)
@@ -477,7 +440,7 @@ def test_a_download_fetches_every_part_once_or_fails(
     assert len(open_data(settings).labels) == 4
     assert fetched == [True, False]
 
-    def offline(root: str, train: bool, download: bool) -> None:
+    def offline(root, train, download):
         raise OSError("no network")
 
     monkeypatch.setattr("torchvision.datasets.USPS", offline)

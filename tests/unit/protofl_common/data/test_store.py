@@ -3,25 +3,23 @@
 import errno
 import multiprocessing
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from protofl_common.config.sections import DataSettings
-from protofl_common.data import ClientData, open_client_data
+from protofl_common.data import open_client_data
 from protofl_common.data.division import shares_of
 from protofl_common.data.store import cached, data_key, open_data
 
-from .conftest import MakeSettings, refused
+from .conftest import refused
 
 
-def _first(settings: DataSettings) -> ClientData:
+def _first(settings):
     """Return the data of the first of four clients."""
     return open_client_data(settings, seed=3, partition=0, num_partitions=4)
 
 
-def test_arrays_are_mapped_and_the_clients_are_copies(data_settings: MakeSettings) -> None:
+def test_arrays_are_mapped_and_the_clients_are_copies(data_settings):
     settings = data_settings(dataset="digits", partition="iid")
     assert isinstance(open_data(settings).inputs, np.memmap)
     client = _first(settings)
@@ -31,7 +29,7 @@ def test_arrays_are_mapped_and_the_clients_are_copies(data_settings: MakeSetting
     assert client.train_labels.dtype == client.test_labels.dtype == np.int64
 
 
-def test_one_division_serves_all_clients_of_a_seed(data_settings: MakeSettings) -> None:
+def test_one_division_serves_all_clients_of_a_seed(data_settings):
     settings = data_settings(dataset="digits", partition="iid")
     before = shares_of.cache_info().misses
     for number in range(4):
@@ -50,9 +48,7 @@ def test_one_division_serves_all_clients_of_a_seed(data_settings: MakeSettings) 
         pytest.param("labels.npy", 0, b"garbage", id="garbage"),
     ],
 )
-def test_a_damaged_entry_of_the_cache_is_rebuilt(
-    data_settings: MakeSettings, tmp_path: Path, name: str, length: int, end: bytes
-) -> None:
+def test_a_damaged_entry_of_the_cache_is_rebuilt(data_settings, tmp_path, name, length, end):
     """Of a file its first ``length`` bytes stay (-1: there is no file) and ``end`` follows."""
     settings = data_settings(dataset="digits", partition="iid", cache_dir=str(tmp_path))
     before = _first(settings)
@@ -68,9 +64,7 @@ def test_a_damaged_entry_of_the_cache_is_rebuilt(
     np.testing.assert_array_equal(before.test_labels, after.test_labels)
 
 
-def test_leftovers_are_removed_and_a_cache_that_is_a_file_is_refused(
-    data_settings: MakeSettings, tmp_path: Path
-) -> None:
+def test_leftovers_are_removed_and_a_cache_that_is_a_file_is_refused(data_settings, tmp_path):
     """A killed process leaves a folder with an ending of its own beside the entry."""
     settings = data_settings(dataset="digits", partition="iid", cache_dir=str(tmp_path))
     partial = tmp_path / f"{data_key(settings)}.0a1b2c3d.tmp"
@@ -84,15 +78,15 @@ def test_leftovers_are_removed_and_a_cache_that_is_a_file_is_refused(
         open_data(data_settings(dataset="digits", cache_dir=str(tmp_path / "file")))
 
 
-def test_a_file_of_the_data_that_cannot_be_read_is_no_fault_of_the_cache(tmp_path: Path) -> None:
-    def build() -> None:
+def test_a_file_of_the_data_that_cannot_be_read_is_no_fault_of_the_cache(tmp_path):
+    def build():
         raise PermissionError(errno.EACCES, "Permission denied", "photos/cat")
 
     with refused(r"photos/cat cannot be read \(Permission denied\)"):
         cached(tmp_path / "entry", lambda: None, build)
 
 
-def _race(settings: DataSettings, barrier: Any, log: str, results: Any) -> None:
+def _race(settings, barrier, log, results):
     """Open a client's data at the same time as another process, and note in ``log`` each reading.
 
     The sum of the labels goes into the queue ``results``.
@@ -101,7 +95,7 @@ def _race(settings: DataSettings, barrier: Any, log: str, results: Any) -> None:
 
     read = sources.read_digits
 
-    def counted(these: DataSettings) -> Any:
+    def counted(these):
         with Path(log).open("a") as file:
             file.write("read\n")
         return read(these)
@@ -111,7 +105,7 @@ def _race(settings: DataSettings, barrier: Any, log: str, results: Any) -> None:
     results.put(int(_first(settings).train_labels.sum()))
 
 
-def test_two_processes_build_the_cache_once(data_settings: MakeSettings, tmp_path: Path) -> None:
+def test_two_processes_build_the_cache_once(data_settings, tmp_path):
     """Both begin at the same moment; the log must have one reading."""
     settings = data_settings(dataset="digits", partition="iid", cache_dir=str(tmp_path / "cache"))
     context = multiprocessing.get_context("fork")

@@ -1,8 +1,6 @@
 """Tables of the user's own: bad columns, categories, gaps, and what values are fitted on."""
 
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -10,12 +8,11 @@ import pytest
 import torch
 from pyarrow import parquet
 
-from protofl_common.data import ClientData, DataError
+from protofl_common.data import DataError
 from protofl_common.data.door import from_arrays
 from protofl_common.data.raw import normalised
 from protofl_common.data.table import read_columns
-from tests.support.given import Printed
-from tests.unit.protofl_common.data.conftest import OpenAll, Read, refused
+from tests.unit.protofl_common.data.conftest import refused
 
 MESSY = """id,admitted,sex,age,chol,client,label
 P1,2021-03-04,f,40,,north,sick
@@ -24,16 +21,16 @@ P3,2021-03-06,,60,?,south,sick
 P4,2021-03-07,m,70,200,south,well
 P5,2021-03-08,f,80,220,south,well
 """
-CLEAN: dict[str, Any] = {"drop": "id,admitted", "one_hot": "sex:f|m", "impute": "median"}
+CLEAN = {"drop": "id,admitted", "one_hot": "sex:f|m", "impute": "median"}
 
 
 @pytest.fixture
-def opened(opened: Any) -> Any:
+def opened(opened):
     """``opened(text)``: the table of a CSV file with these lines."""
     return partial(opened, "arrays", "t.csv")
 
 
-def test_every_bad_column_is_in_one_message_with_what_to_do(opened: Any) -> None:
+def test_every_bad_column_is_in_one_message_with_what_to_do(opened):
     """Four of five columns are bad; the last line has a cure for all."""
     with pytest.raises(DataError) as caught:
         opened(MESSY)
@@ -49,7 +46,7 @@ def test_every_bad_column_is_in_one_message_with_what_to_do(opened: Any) -> None
     assert last.strip() == 'all: drop="id,admitted" one-hot="sex:f|m" impute="median"'
 
 
-def test_no_cure_is_named_for_gaps_that_are_filled_in_already(opened: Any) -> None:
+def test_no_cure_is_named_for_gaps_that_are_filled_in_already(opened):
     """The column has a text and a gap; `impute=mean` of the user is not to become `median`."""
     with pytest.raises(DataError) as caught:
         opened("age,label\nold,sick\n,well\n60,sick\n70,well\n", impute="mean")
@@ -58,11 +55,11 @@ def test_no_cure_is_named_for_gaps_that_are_filled_in_already(opened: Any) -> No
     assert "impute" not in str(caught.value)
 
 
-def test_with_what_the_last_line_says_the_table_can_be_used(opened: Any) -> None:
+def test_with_what_the_last_line_says_the_table_can_be_used(opened):
     assert opened(MESSY, **CLEAN).columns == ("sex:f|m", "age", "chol")
 
 
-def test_a_minus_is_a_gap_unless_it_is_the_result_of_a_test(opened: Any) -> None:
+def test_a_minus_is_a_gap_unless_it_is_the_result_of_a_test(opened):
     table = "a,b,label\n+,1,x\n-,-,y\n+,3,x\n-,4,y\n"
     with refused(r'name its categories \(4 of 4 values\): one-hot="a:\+\|-"'):
         opened(table, impute="mean")
@@ -71,7 +68,7 @@ def test_a_minus_is_a_gap_unless_it_is_the_result_of_a_test(opened: Any) -> None
     assert np.isnan(data.inputs[1]).tolist() == [False, False, True]
 
 
-def test_categories_are_columns_of_zero_and_one_and_gaps_stay_open(opened: Any) -> None:
+def test_categories_are_columns_of_zero_and_one_and_gaps_stay_open(opened):
     """A gap in a category is 0 in all its columns; one in a number is NaN until it is filled."""
     data = opened(MESSY, **CLEAN)
     sexes = [[1, 0], [0, 1], [0, 0], [0, 1], [1, 0]]  # f, m, a gap, m, f
@@ -83,15 +80,13 @@ def test_categories_are_columns_of_zero_and_one_and_gaps_stay_open(opened: Any) 
     assert of_another_order.inputs[0].tolist() == [40, 0, 1]
 
 
-def test_categories_that_are_numbers_may_be_spelt_as_any_number() -> None:
+def test_categories_that_are_numbers_may_be_spelt_as_any_number():
     columns = {"cp": ["1", "1.0", "2", " 2"]}
     inputs = read_columns(columns, ["cp:1|2"], "here", "line {}".format, gaps=False)
     assert inputs.argmax(axis=1).tolist() == [0, 0, 1, 1]
 
 
-def test_a_column_whose_samples_lose_what_tells_them_apart_is_named(
-    opened: Any, capsys: Printed
-) -> None:
+def test_a_column_whose_samples_lose_what_tells_them_apart_is_named(opened, capsys):
     """A model gets float32, in which 2²⁴ and 2²⁴ + 1 are one number.
 
     A column that says the label in other words is named too.
@@ -126,9 +121,7 @@ def test_a_column_whose_samples_lose_what_tells_them_apart_is_named(
     (CLEAN | {"columns": "age"}, "one-hot: .* has no column 'sex' for the inputs; those are: age"),
     (CLEAN | {"columns": "age,label"}, "columns: .* has no column 'label' for the inputs"),
 ])  # fmt: skip
-def test_what_no_definition_covers_is_refused(
-    opened: Any, settings: dict[str, Any], said: str
-) -> None:
+def test_what_no_definition_covers_is_refused(opened, settings, said):
     with refused(said):
         opened(MESSY, **settings)
 
@@ -138,14 +131,12 @@ def test_what_no_definition_covers_is_refused(
     ({"one_hot": "cp:1|1.0"}, "must be COLUMN:CATEGORY"),
     ({"drop": "id", "dataset": "text-csv"}, "drop = 'id': only for a table of your own"),
 ])  # fmt: skip
-def test_a_wrong_definition_is_refused_before_reading(
-    open_all: OpenAll, changes: dict[str, Any], said: str
-) -> None:
+def test_a_wrong_definition_is_refused_before_reading(open_all, changes, said):
     with refused(said):
         open_all(2, **{"dataset": "arrays", "data_dir": "absent", **changes})
 
 
-def test_a_text_in_parquet_that_is_no_text_is_refused(read: Read, tmp_path: Path) -> None:
+def test_a_text_in_parquet_that_is_no_text_is_refused(read, tmp_path):
     # a column of one text that is a single byte, and no UTF-8
     offsets = pa.array([0, 1], pa.int32()).buffers()[1]
     no_utf8 = pa.Array.from_buffers(pa.string(), 1, [None, offsets, pa.py_buffer(b"\x80")])
@@ -155,7 +146,7 @@ def test_a_text_in_parquet_that_is_no_text_is_refused(read: Read, tmp_path: Path
         read("arrays", tmp_path)
 
 
-def test_parquet_has_numbers_texts_and_gaps_of_its_own(read: Read, tmp_path: Path) -> None:
+def test_parquet_has_numbers_texts_and_gaps_of_its_own(read, tmp_path):
     """Truth values are 0 and 1; lists and huge numbers are refused unless they are dropped."""
     columns = {
         "a": [1.5, None],
@@ -188,7 +179,7 @@ def test_parquet_has_numbers_texts_and_gaps_of_its_own(read: Read, tmp_path: Pat
 
 
 # -- what values are fitted on
-def table(test: float = 0.0, south: float = 0.0, validation: float = 0.0) -> str:
+def table(test=0.0, south=0.0, validation=0.0):
     """Return a table of two clients with eight samples each: two to test, one to validate.
 
     ``test`` is added to the values of test samples, ``validation`` to those for validation, and
@@ -213,7 +204,7 @@ def table(test: float = 0.0, south: float = 0.0, validation: float = 0.0) -> str
     return text
 
 
-def seen(client: ClientData) -> list[list[float]]:
+def seen(client):
     """Return the training inputs as a model is given them."""
     return normalised(client.train_inputs, client.mean, client.std, torch.device("cpu")).tolist()
 
@@ -221,13 +212,13 @@ def seen(client: ClientData) -> list[list[float]]:
 @pytest.mark.parametrize("standardise", ["auto", "client", "pooled"])
 @pytest.mark.parametrize("impute", ["mean", "median"])
 def test_neither_test_samples_nor_other_clients_change_what_is_trained_on(
-    opened: Any, open_all: OpenAll, tmp_path: Path, standardise: str, impute: str
-) -> None:
+    opened, open_all, tmp_path, standardise, impute
+):
     """The table is read again with other values in the rows that must not matter."""
     own = {"dataset": "arrays", "data_dir": str(tmp_path / "t.csv"), "partition": "natural"}
     own |= {"test_from": "official-own", "impute": impute, "standardise": standardise}
 
-    def clients_of(text: str) -> list[ClientData]:
+    def clients_of(text):
         """Write the table, and return what the two clients have of it."""
         opened(text, impute=impute)
         clients = open_all(2, **own, train_samples=0)
@@ -253,16 +244,14 @@ def test_neither_test_samples_nor_other_clients_change_what_is_trained_on(
         assert np.allclose(np.std(seen(north), axis=0), 1, atol=1e-6)
 
 
-def test_a_split_made_here_leaks_nothing_either(
-    opened: Any, open_all: OpenAll, tmp_path: Path
-) -> None:
+def test_a_split_made_here_leaks_nothing_either(opened, open_all, tmp_path):
     """The split is ours for bundled tables, and where a file marks no test samples.
 
     Test samples are changed to -99: what is trained on must stay as it was.
     """
     values = np.arange(40)
 
-    def client_of(values: np.ndarray) -> ClientData:
+    def client_of(values):
         """Return the only client of a table with this column and two classes in turn."""
         rows = [f"{value},{'xy'[row % 2]}\n" for row, value in enumerate(values)]
         opened("a,label\n" + "".join(rows))
@@ -278,7 +267,7 @@ def test_a_split_made_here_leaks_nothing_either(
         np.testing.assert_allclose(client.mean, client.train_inputs.mean(axis=0), rtol=1e-5)
 
 
-def test_a_sample_that_clients_share_counts_once_in_the_pooled_scale(open_all: OpenAll) -> None:
+def test_a_sample_that_clients_share_counts_once_in_the_pooled_scale(open_all):
     """Four clients share samples where a class has run out."""
     shared = {"partition": "n-way-k-shot", "ways": 3, "ways_stdev": 0, "shots": 30}
     clients = open_all(4, dataset="wine", **shared, train_samples=0, standardise="pooled")
@@ -289,7 +278,7 @@ def test_a_sample_that_clients_share_counts_once_in_the_pooled_scale(open_all: O
     np.testing.assert_allclose(clients[0].mean, each_once.mean(axis=0), rtol=1e-5)
 
 
-def test_images_are_normalised_by_the_data_set_unless_asked(open_all: OpenAll) -> None:
+def test_images_are_normalised_by_the_data_set_unless_asked(open_all):
     """``standardise``: "client" is by each client's own images, "pooled" by all clients'."""
     whole = open_all(2)
     assert whole[0].mean == whole[1].mean
@@ -301,9 +290,7 @@ def test_images_are_normalised_by_the_data_set_unless_asked(open_all: OpenAll) -
     assert pooled[0].mean == pooled[1].mean != whole[0].mean
 
 
-def test_a_feature_without_a_value_at_a_client_is_nought_there(
-    opened: Any, open_all: OpenAll, tmp_path: Path
-) -> None:
+def test_a_feature_without_a_value_at_a_client_is_nought_there(opened, open_all, tmp_path):
     """South has no value of ``a``, and so no mean to fill in: its model is given 0."""
     lines = []
     for line in table().splitlines():
@@ -319,10 +306,10 @@ def test_a_feature_without_a_value_at_a_client_is_nought_there(
 
 
 # -- classes
-def test_many_classes_and_few_fractions_are_classes_and_so_is_a_column() -> None:
+def test_many_classes_and_few_fractions_are_classes_and_so_is_a_column():
     """60 labels of two samples each; six fractions; labels [N, 1]; 60 names that are declared."""
 
-    def number_of_classes(labels: Any, classes: str = "") -> int:
+    def number_of_classes(labels, classes=""):
         arrays = {"inputs": np.ones((len(labels), 2)), "labels": labels}
         return len(from_arrays(arrays, "here", classes).classes)
 

@@ -4,7 +4,7 @@ import tomllib
 
 import pytest
 
-from protofl_common.config.options import Scalar, SettingsError, flatten
+from protofl_common.config.options import SettingsError, flatten
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.settings import (
     Settings,
@@ -17,15 +17,15 @@ from protofl_common.experiment.settings import (
 from tests.support import ROOT
 
 
-def test_flower_reads_the_same_defaults() -> None:
-    pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+def test_flower_reads_the_same_defaults():
+    pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text())
     for_flower = flatten(pyproject["tool"]["flwr"]["app"]["config"])
 
     assert for_flower == default_run_config()
     assert list(for_flower) == known_keys()
 
 
-def test_defaults_are_those_of_the_papers() -> None:
+def test_defaults_are_those_of_the_papers():
     """These are the settings that no recipe repeats.
 
     Where a default is not the paper's, the algorithm's page says why.
@@ -59,7 +59,7 @@ def test_defaults_are_those_of_the_papers() -> None:
 
 
 @pytest.mark.parametrize("algo", CATALOG)
-def test_defaults_suit_every_algorithm_and_survive_a_round_trip(algo: str) -> None:
+def test_defaults_suit_every_algorithm_and_survive_a_round_trip(algo):
     settings = Settings.from_run_config(default_run_config() | {"algo": algo})
     assert isinstance(settings.hparams, CATALOG[algo].hparams)
     assert Settings.from_run_config(default_run_config() | to_run_config(settings)) == settings
@@ -100,7 +100,7 @@ def test_defaults_suit_every_algorithm_and_survive_a_round_trip(algo: str) -> No
     ),
     ("fedkd.student", "cnn5", "choose one of '', mnist-cnn, "),
 ])  # fmt: skip
-def test_a_bad_value_is_named_with_what_would_be_right(key: str, value: object, said: str) -> None:
+def test_a_bad_value_is_named_with_what_would_be_right(key, value, said):
     """The error is one line with key, value and choices, or a like name."""
     algo = {"algo": key.partition(".")[0]} if "." in key else {}  # whose setting it is
     with pytest.raises(SettingsError) as caught:
@@ -112,7 +112,7 @@ def test_a_bad_value_is_named_with_what_would_be_right(key: str, value: object, 
     assert said in line
 
 
-def test_unknown_and_missing_keys_are_all_named_at_once() -> None:
+def test_unknown_and_missing_keys_are_all_named_at_once():
     """Four mistakes give four lines."""
     config = default_run_config() | {"batchsize": 3, "data-dir": "~not-here/x"}
     del config["lr"]
@@ -137,17 +137,15 @@ def test_unknown_and_missing_keys_are_all_named_at_once() -> None:
     ("fedproto", "epochs", "local-epochs"),
     ("local", "lambda", "ditto.lambda"),
 ])  # fmt: skip
-def test_an_unknown_key_was_rather_meant_for_the_chosen_algorithm(
-    algo: str, key: str, meant: str
-) -> None:
+def test_an_unknown_key_was_rather_meant_for_the_chosen_algorithm(algo, key, meant):
     with pytest.raises(SettingsError, match=rf"^{key}: unknown key; did you mean {meant}\?$"):
         Settings.from_run_config(default_run_config() | {"algo": algo, key: 1})
 
 
-def test_a_setting_of_an_algorithm_that_does_not_run_is_named_with_those_that_act() -> None:
+def test_a_setting_of_an_algorithm_that_does_not_run_is_named_with_those_that_act():
     """The settings of a baseline, which runs beside the algorithm, act too."""
 
-    def check(chosen: dict[str, Scalar], **config: Scalar) -> None:
+    def check(chosen, **config):
         check_settings_act(chosen, Settings.from_run_config(default_run_config() | config))
 
     with pytest.raises(SettingsError) as caught:
@@ -169,7 +167,7 @@ def test_a_setting_of_an_algorithm_that_does_not_run_is_named_with_those_that_ac
         check({"shots": 5, "alpha": 0.1}, partition="dirichlet")
 
 
-def test_a_baseline_differs_from_its_run_only_in_its_own_keys() -> None:
+def test_a_baseline_differs_from_its_run_only_in_its_own_keys():
     """An operator who is shown the run's values and its baselines' own keys sees all.
 
     Besides, ``algo`` and ``baselines`` differ, and the settings of merging if a baseline sends
@@ -192,7 +190,7 @@ def test_a_baseline_differs_from_its_run_only_in_its_own_keys() -> None:
         assert differing == {"algo", "baselines"} | settings_of_merging
 
 
-def test_a_node_may_override_its_own_facts_only() -> None:
+def test_a_node_may_override_its_own_facts_only():
     """Architecture and device are a node's; the learning rate is the run's."""
     node = {"device": "cpu", "arch": "cnn4", "partition-id": 3}
     settings = Settings.from_run_config(default_run_config(), node)
@@ -212,9 +210,7 @@ def test_a_node_may_override_its_own_facts_only() -> None:
     )
 
 
-def test_a_configuration_is_read_once_and_no_value_is_taken_for_an_equal_one_of_another_type() -> (
-    None
-):
+def test_a_configuration_is_read_once_and_no_value_is_taken_for_an_equal_one_of_another_type():
     """Settings are kept by their values, and 1, 1.0 and True are equal keys in Python."""
     whole = Settings.from_run_config(default_run_config() | {"lr": 1}).training.lr
     assert (whole, type(whole)) == (1.0, float)

@@ -27,12 +27,12 @@ class 2, so 2 and 3 from their prototypes; class 3 has no prototype, class 1 no 
     # the sample of class 3 counts in B = 4 only
     ("sample", "squared-l2", ((1.5**2 + 4**2) + 1.5**2 + 3**2) / 4),
 ])  # fmt: skip
-def test_alignment_by_hand(granularity: str, distance: str, expected: float) -> None:
+def test_alignment_by_hand(granularity, distance, expected):
     loss = terms.prototype_alignment(FEATURES, LABELS, PROTOTYPES, HELD, distance, granularity)
     assert loss.item() == pytest.approx(expected)
 
 
-def test_gradient_is_finite_on_the_prototype_itself() -> None:
+def test_gradient_is_finite_on_the_prototype_itself():
     """The slope of a distance (l2) is not defined at 0."""
     labels = torch.tensor([0, 2])
     features = PROTOTYPES[labels].clone().requires_grad_()
@@ -43,7 +43,7 @@ def test_gradient_is_finite_on_the_prototype_itself() -> None:
 
 
 @pytest.mark.parametrize("granularity", ["class", "class-mean", "sample"])
-def test_no_prototypes_no_loss(granularity: str) -> None:
+def test_no_prototypes_no_loss(granularity):
     none = torch.zeros(4, dtype=torch.bool)
     loss = terms.prototype_alignment(FEATURES, LABELS, PROTOTYPES, none, "l2", granularity)
     assert loss.item() == 0.0
@@ -52,7 +52,7 @@ def test_no_prototypes_no_loss(granularity: str) -> None:
 @pytest.mark.parametrize(
     ("distance", "granularity", "said"), [("cosine", "class", "cosine"), ("l2", "epoch", "epoch")]
 )
-def test_unknown_options_are_refused(distance: str, granularity: str, said: str) -> None:
+def test_unknown_options_are_refused(distance, granularity, said):
     with pytest.raises(ValueError, match=said):
         terms.prototype_alignment(FEATURES, LABELS, PROTOTYPES, HELD, distance, granularity)
 
@@ -62,7 +62,7 @@ CLASSES = torch.tensor([0, 1])
 TARGETS = torch.tensor([[1.0, 0.0], [0.0, 2.0], [6.0, 8.0]], dtype=torch.float64)
 
 
-def test_angular_alignment_leaves_out_classes_without_a_prototype() -> None:
+def test_angular_alignment_leaves_out_classes_without_a_prototype():
     """The loss is 1 − cos: cosines are 0.6 and 0. A sample left out still counts in B."""
     held = torch.tensor([True, True, False])
     both = terms.angular_alignment(SAMPLES, CLASSES, TARGETS, held)
@@ -73,14 +73,14 @@ def test_angular_alignment_leaves_out_classes_without_a_prototype() -> None:
     assert first_alone.item() == pytest.approx((1 - 0.6) / 2)
 
 
-def test_a_class_alone_has_no_others_to_keep_away_from() -> None:
+def test_a_class_alone_has_no_others_to_keep_away_from():
     gamma = 10.0  # the weight of the others
     loss = terms.orthogonality(SAMPLES[:1], CLASSES[:1], TARGETS[:1], gamma)
     assert loss.item() == pytest.approx(1 - 0.6)  # 1 − cos
     assert terms.nearest_distances(SAMPLES[:1]).tolist() == [0.0]
 
 
-def test_distillation_by_hand_leaves_out_a_class_without_a_teacher() -> None:
+def test_distillation_by_hand_leaves_out_a_class_without_a_teacher():
     """The probabilities F are (1/2, 1/4, 1/4) for a sample of class 0, and 1/3 each for 1 and 2.
 
     Class 1 has no teacher, and its sample counts in B only. Expected is −Σ_c F̂_{y,c} log F_c.
@@ -97,7 +97,7 @@ def test_distillation_by_hand_leaves_out_a_class_without_a_teacher() -> None:
     assert loss.item() == pytest.approx((first + third) / 3, rel=1e-12)
 
 
-def test_two_models_without_a_mistake_have_no_infinite_term() -> None:
+def test_two_models_without_a_mistake_have_no_infinite_term():
     """FedKD divides by the sum of the two task losses, which is 0 here."""
     none = torch.tensor(0.0)
     assert terms.adaptive_distillation(none, none, none).item() == 0.0
@@ -108,7 +108,7 @@ Arrays = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 @pytest.fixture
-def arrays() -> Arrays:
+def arrays():
     """Features z [B, D], their labels y [B], sets of prototypes [m, C, D], and which are held.
 
     The first of three sets lacks class 4, the second class 2.
@@ -124,9 +124,7 @@ def arrays() -> Arrays:
 
 
 @pytest.mark.parametrize("with_own", [False, True])
-def test_prototype_contrast_against_equations_8_and_9_of_fedpcl(
-    with_own: bool, arrays: Arrays
-) -> None:
+def test_prototype_contrast_against_equations_8_and_9_of_fedpcl(with_own, arrays):
     """The denominator sums over the other classes' prototypes, or over the own one as well."""
     z, y, sets, held = (array.numpy() for array in arrays)
     losses = []
@@ -147,7 +145,7 @@ def test_prototype_contrast_against_equations_8_and_9_of_fedpcl(
     assert loss.item() == pytest.approx(np.mean(losses), rel=1e-10)
 
 
-def test_without_anything_to_contrast_with_nothing_is_learnt() -> None:
+def test_without_anything_to_contrast_with_nothing_is_learnt():
     """All these contrasts are 0, and their gradients too.
 
     No sample has a partner of its class, no prototype is known, or only one of another class.
@@ -172,7 +170,7 @@ def test_without_anything_to_contrast_with_nothing_is_learnt() -> None:
         assert gradient.abs().sum() == 0
 
 
-def test_supcon_against_its_equation(arrays: Arrays) -> None:
+def test_supcon_against_its_equation(arrays):
     """A sample's partners are the others of its class; the denominator sums over all others."""
     z = arrays[0].numpy()
     y = np.array([0, 1, 0, 1, 1, 2])
@@ -195,11 +193,11 @@ ALPHA = 0.25
 FLOOR = 1e-6
 
 
-def cosine(one: np.ndarray, other: np.ndarray) -> float:
+def cosine(one, other):
     return float(one @ other / np.linalg.norm(one) / np.linalg.norm(other))
 
 
-def test_corrections_that_do_not_grow_with_the_number_of_prototypes() -> None:
+def test_corrections_that_do_not_grow_with_the_number_of_prototypes():
     """Two of FedPLVM's corrections do not: the mean over the prototypes, and the one by centres.
 
     The paper's sum (Eq. 8) doubles when every prototype is there twice.
@@ -242,7 +240,7 @@ def test_corrections_that_do_not_grow_with_the_number_of_prototypes() -> None:
     assert double == pytest.approx(2 * single)
 
 
-def test_orthogonal_and_zero_features_have_finite_gradients() -> None:
+def test_orthogonal_and_zero_features_have_finite_gradients():
     """The slope of cos^α is infinite at a cosine of 0, as α is below 1."""
     z = torch.tensor([[1.0, 0.0], [0.0, 0.0]], requires_grad=True)
     similarity = terms.sparse_similarity(z, torch.tensor([[0.0, 1.0], [1.0, 0.0]]), ALPHA, FLOOR)

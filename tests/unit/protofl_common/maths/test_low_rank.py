@@ -15,7 +15,7 @@ from protofl_common.maths.low_rank import (
 )
 
 
-def test_a_matrix_whose_energy_takes_all_its_values_goes_as_it_is() -> None:
+def test_a_matrix_whose_energy_takes_all_its_values_goes_as_it_is():
     """0.9 of the energy of six equal singular values takes all six: no fewer numbers than whole.
 
     A loop that looked for the rank and never found it would leave zeros instead.
@@ -25,28 +25,15 @@ def test_a_matrix_whose_energy_takes_all_its_values_goes_as_it_is() -> None:
     assert torch.equal(compress({"w": weight}, 0.9)["w"], weight)
 
 
-def test_no_change_is_two_thin_zeros() -> None:
-    left, right = factors(torch.zeros(8, 8), 0.95) or (None, None)
+def test_no_change_is_two_thin_zeros():
+    left, right = factors(torch.zeros(8, 8), 0.95)
     assert left.shape == (8, 1)
     assert right.shape == (1, 8)
     assert torch.equal(left @ right, torch.zeros(8, 8))
 
 
-@pytest.mark.parametrize("shape", [(9, 20), (20, 9)])
-def test_two_factors_give_a_matrix_of_rank_two(shape: tuple[int, int]) -> None:
-    """A matrix of rank two comes back from factors with two columns and rows."""
-    rows, columns = shape
-    tall = torch.randn(rows, 2, dtype=torch.float64)
-    weight = tall @ torch.randn(2, columns, dtype=torch.float64)
-
-    left, right = factors(weight, 1 - 1e-9) or (None, None)
-
-    assert left.shape == (rows, 2)
-    torch.testing.assert_close(left @ right, weight)
-
-
 @pytest.mark.parametrize("shape", [(2, 2), (2, 3), (3, 4), (32, 1, 5, 5), (1, 50), (50, 1)])
-def test_factors_are_always_fewer_numbers(shape: tuple[int, ...]) -> None:
+def test_factors_are_always_fewer_numbers(shape):
     """``shape`` is taken for a matrix with ``shape[0]`` rows."""
     numbers = math.prod(shape)
     numbers_of_a_rank = shape[0] + numbers // shape[0]  # a column and a row
@@ -56,11 +43,11 @@ def test_factors_are_always_fewer_numbers(shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("shape", [(5,), ()])
-def test_a_vector_or_a_number_has_no_factors(shape: tuple[int, ...]) -> None:
+def test_a_vector_or_a_number_has_no_factors(shape):
     assert largest_rank(shape) == 0
 
 
-def test_a_compressed_change_comes_back_and_buffers_are_sent_as_they_are() -> None:
+def test_a_compressed_change_comes_back_and_buffers_are_sent_as_they_are():
     """The change of the matrix w is 0.5 everywhere, and so has rank 1."""
     torch.manual_seed(0)
     before = {

@@ -16,14 +16,7 @@ HALF = -log(1 / 2 + 1e-6)
 QUARTER = -log(3 / 4 + 1e-6)
 
 
-def test_the_loss_of_not_being_of_a_class_by_hand() -> None:
-    expected = [[HALF, QUARTER, QUARTER], [QUARTER, HALF, QUARTER], [QUARTER, QUARTER, HALF]]
-    np.testing.assert_allclose(loss_of_absence(LOGITS).numpy(), expected)
-
-
-def reference(
-    logits: np.ndarray, labels: np.ndarray, counts: np.ndarray, unlabelled: int, floor: float
-) -> float:
+def reference(logits, labels, counts, unlabelled, floor):
     """Return FedPU's risk of a batch, sample by sample; probabilities are from exponentials.
 
     ``counts`` has a client's labelled samples of each class, ``unlabelled`` the number of its
@@ -44,7 +37,7 @@ def reference(
     return total / len(held)
 
 
-def some_client(seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]:
+def some_client(seed):
     """Return logits [60, 6], labels [60], labelled samples of each class, unlabelled samples.
 
     A third is labelled, of classes 0, 1 and 3 only; the label of the others is -1.
@@ -58,13 +51,13 @@ def some_client(seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, in
 
 @pytest.mark.parametrize("non_negative", [False, True])
 @pytest.mark.parametrize("seed", range(5))
-def test_against_a_float64_loop_and_gradients(seed: int, non_negative: bool) -> None:
+def test_against_a_float64_loop_and_gradients(seed, non_negative):
     """The risk of a batch of ten is the loop's, and its gradients pass PyTorch's check."""
     logits, labels, counts, unlabelled = some_client(seed)
     logits = logits[:10].clone().requires_grad_()
     labels = labels[:10]
 
-    def risk(logits: torch.Tensor) -> torch.Tensor:
+    def risk(logits):
         return positive_unlabelled_risk(logits, labels, counts, unlabelled, non_negative)
 
     floor = 0.0 if non_negative else -np.inf
@@ -75,7 +68,7 @@ def test_against_a_float64_loop_and_gradients(seed: int, non_negative: bool) -> 
 
 
 @pytest.mark.parametrize("size", [1, 7, 10, 60])
-def test_the_mean_over_an_epochs_batches_is_the_risk_of_all_samples(size: int) -> None:
+def test_the_mean_over_an_epochs_batches_is_the_risk_of_all_samples(size):
     """So it is when some batches have no labelled sample, or no unlabelled one.
 
     And when the last batch is smaller: batches are weighted by their sizes.
@@ -92,7 +85,7 @@ def test_the_mean_over_an_epochs_batches_is_the_risk_of_all_samples(size: int) -
 
 
 @pytest.mark.slow
-def test_labels_hidden_at_random_give_the_risk_of_knowing_them_all() -> None:
+def test_labels_hidden_at_random_give_the_risk_of_knowing_them_all():
     """The mean over many hidings is (1/|K|) Σ_c E[ −log(1 − p_c), where the class is another ]."""
     rng = np.random.default_rng(1)
     truth = np.arange(40) % 4
@@ -114,7 +107,7 @@ def test_labels_hidden_at_random_give_the_risk_of_knowing_them_all() -> None:
 
 
 @pytest.mark.parametrize("non_negative", [False, True])
-def test_batches_without_labelled_or_without_unlabelled_samples(non_negative: bool) -> None:
+def test_batches_without_labelled_or_without_unlabelled_samples(non_negative):
     """Both have finite risks and gradients; a client has 4 labelled and 8 unlabelled samples."""
     counts = torch.tensor([2, 2, 0])
     unlabelled = torch.tensor([-1, -1, -1])
@@ -135,7 +128,7 @@ def test_batches_without_labelled_or_without_unlabelled_samples(non_negative: bo
         assert risk.item() < 0
 
 
-def test_the_loss_is_bounded_with_gradients_of_at_most_one_however_sure_the_model() -> None:
+def test_the_loss_is_bounded_with_gradients_of_at_most_one_however_sure_the_model():
     """There is no gradient where the model is sure: the risk's second term would fall without end.
 
     The last sample is not so sure: log(1 + e⁵) is 5.006715, which ε makes 5.006567.

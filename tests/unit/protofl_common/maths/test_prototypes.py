@@ -6,17 +6,13 @@ import torch
 from protofl_common.maths.aggregation import MEAN, fuse_by_similarity, merge_by_class
 from protofl_common.maths.prototypes import (
     Prototypes,
-    by_class,
     chosen,
-    class_means,
     distances,
     margins,
 )
 
 
-def prototypes(
-    means: list[list[float]], labels: list[int], counts: list[int] | None = None
-) -> Prototypes:
+def prototypes(means, labels, counts=None):
     return Prototypes(
         torch.tensor(means),
         torch.tensor(labels),
@@ -24,35 +20,12 @@ def prototypes(
     )
 
 
-def test_class_means_by_hand() -> None:
-    features = torch.tensor([[1.0, 2.0], [3.0, 4.0], [10.0, 0.0]])
-    result = class_means(features, torch.tensor([2, 2, 0]), num_classes=4)
-
-    assert result.labels.tolist() == [0, 2]
-    assert result.means.tolist() == [[10.0, 0.0], [2.0, 3.0]]
-    assert result.counts.tolist() == [1, 2]
-
-
-def test_merging_by_hand() -> None:
-    """Class 0 has 3 samples at (0, 0) and 1 at (8, 4); class 1 comes from one client."""
-    first = prototypes([[0.0, 0.0], [4.0, 4.0]], [0, 1], [3, 5])
-    second = prototypes([[8.0, 4.0]], [0], [1])
-
-    by_counts = merge_by_class([first, second], "counts")
-    assert by_counts.labels.tolist() == [0, 1]
-    assert by_counts.means.tolist() == [[2.0, 1.0], [4.0, 4.0]]  # (3·0 + 1·8)/4, (3·0 + 1·4)/4
-    assert by_counts.counts is None
-
-    uniform = merge_by_class([first, second], "uniform")
-    assert uniform.means.tolist() == [[4.0, 2.0], [4.0, 4.0]]
-
-
-def test_merging_by_counts_needs_those_of_every_client() -> None:
+def test_merging_by_counts_needs_those_of_every_client():
     with pytest.raises(ValueError, match="counts of every client"):
         merge_by_class([prototypes([[1.0]], [0])], "counts")
 
 
-def test_a_class_nobody_sent_keeps_its_prototype() -> None:
+def test_a_class_nobody_sent_keeps_its_prototype():
     """Class 3 has a prototype from before, and class 0 a new one."""
     previous = prototypes([[1.0], [2.0]], [0, 3])
     sent = prototypes([[9.0]], [0], [2])
@@ -63,7 +36,7 @@ def test_a_class_nobody_sent_keeps_its_prototype() -> None:
     assert merged.means.tolist() == [[9.0], [2.0]]
 
 
-def test_a_classs_own_prototypes_do_not_make_its_margin() -> None:
+def test_a_classs_own_prototypes_do_not_make_its_margin():
     """A margin is the distance to the nearest prototype of another class: 5 between 0 and 2 here.
 
     Class 1 has no prototype, and so no margin.
@@ -74,20 +47,12 @@ def test_a_classs_own_prototypes_do_not_make_its_margin() -> None:
     )
 
 
-def test_table_by_class_marks_what_is_held() -> None:
-    """Classes 1 and 3 of four have a row, the others zeros and False."""
-    table, held = by_class(prototypes([[1.0, 2.0], [3.0, 4.0]], [3, 1]), 4)
-
-    assert table.tolist() == [[0.0, 0.0], [3.0, 4.0], [0.0, 0.0], [1.0, 2.0]]
-    assert held.tolist() == [False, True, False, True]
-
-
-def nearest(features: torch.Tensor, prototypes: Prototypes) -> torch.Tensor:
+def nearest(features, prototypes):
     """Return the label of the nearest prototype of each feature vector."""
     return prototypes.labels[distances(features, prototypes).argmin(dim=1)]
 
 
-def test_nearest_label_by_hand_among_all_and_among_some() -> None:
+def test_nearest_label_by_hand_among_all_and_among_some():
     """If no prototype is of a class that is asked for, all prototypes are compared."""
     known = prototypes([[0.0, 0.0], [10.0, 0.0], [0.0, 10.0]], [4, 2, 7])
     features = torch.tensor([[1.0, 1.0], [9.0, 2.0], [2.0, 9.0]])
@@ -101,7 +66,7 @@ def test_nearest_label_by_hand_among_all_and_among_some() -> None:
     assert nearest(features, among_none).tolist() == [4, 2, 7]
 
 
-def test_nearest_label_far_from_the_origin() -> None:
+def test_nearest_label_far_from_the_origin():
     """|z|² + |p|² − 2 z·p with squares of 10⁸ would leave nothing of the distance in float32."""
     known = prototypes([[1e4, 0.0], [1e4 + 0.25, 0.0]], [0, 1])
     features = torch.tensor([[1e4 + 0.1, 0.0], [1e4 + 0.2, 0.0]])
@@ -109,7 +74,7 @@ def test_nearest_label_far_from_the_origin() -> None:
     assert nearest(features, known).tolist() == [0, 1]
 
 
-def test_cosine_distances_are_of_directions_alone() -> None:
+def test_cosine_distances_are_of_directions_alone():
     """Unit vectors at a right angle are √2 apart, however long the vectors were."""
     known = prototypes([[5.0, 0.0], [0.0, 0.1]], [3, 4])
     features = torch.tensor([[2.0, 0.0], [0.0, 9.0]])
@@ -119,7 +84,7 @@ def test_cosine_distances_are_of_directions_alone() -> None:
     torch.testing.assert_close(found, torch.tensor([[0.0, 2**0.5], [2**0.5, 0.0]]))
 
 
-def test_joined_sets_keep_their_order_and_tell_counts_only_if_all_do() -> None:
+def test_joined_sets_keep_their_order_and_tell_counts_only_if_all_do():
     """The rows of one set follow those of the other, even of equal classes."""
     one = prototypes([[1.0, 1.0]], [4], [3])
     other = prototypes([[0.0, 0.0], [0.0, 0.0]], [1, 4], [5, 6])
@@ -131,7 +96,7 @@ def test_joined_sets_keep_their_order_and_tell_counts_only_if_all_do() -> None:
     assert Prototypes.joined([one, other.without_counts()]).counts is None
 
 
-def test_fusion_goes_by_how_alike_prototypes_are() -> None:
+def test_fusion_goes_by_how_alike_prototypes_are():
     """Two of three prototypes of class 0 point in one direction, and only they count when cold.
 
     At a high temperature all weigh the same. Class 3 is of one client.

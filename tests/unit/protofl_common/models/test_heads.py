@@ -1,10 +1,8 @@
 """Heads: the directions of a frozen last layer, and that it stays what it is."""
 
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from protofl_common.basics.seeding import derive_seed
 from protofl_common.experiment.settings import Settings, default_run_config
@@ -14,34 +12,31 @@ from protofl_common.models.fused_linear import fused_linears
 from protofl_common.models.split import (
     HiddenHead,
     LinearHead,
-    SplitModel,
     class_directions,
     first_layer,
 )
 from tests.support.fakes import server_of
 
 
-def build(
-    arch: str, head: str, seed: int = 0, head_seed: int | None = None, classes: int = 10
-) -> SplitModel:
-    sizes: dict[str, Any] = {"input_shape": (1, 28, 28), "num_classes": classes, "feature_dim": 512}
+def build(arch, head, seed=0, head_seed=None, classes=10):
+    sizes = {"input_shape": (1, 28, 28), "num_classes": classes, "feature_dim": 512}
     return build_model(arch, **sizes, seed=seed, head=head, head_seed=head_seed)
 
 
-def head_alone(arch: str, head: str) -> Any:
+def head_alone(arch, head):
     """Return the head that a server trains; the input shape () stands for no body."""
     settings = Settings.from_run_config({**default_run_config(), "head": head, "feature-dim": 512})
     return initial_model(arch, (), 10, settings.model, 3, "global").head
 
 
-def cosines(rows: Tensor) -> Tensor:
+def cosines(rows):
     """Return the cosines of all pairs of rows, which must have length 1."""
     torch.testing.assert_close(rows.norm(dim=1), torch.ones(len(rows)))
     return (rows @ rows.T)[torch.triu(torch.ones(len(rows), len(rows), dtype=torch.bool), 1)]
 
 
 @pytest.mark.parametrize(("classes", "width"), [(10, 512), (10, 10), (2, 3), (1, 4)])
-def test_directions_are_orthogonal_where_there_is_room(classes: int, width: int) -> None:
+def test_directions_are_orthogonal_where_there_is_room(classes, width):
     found = cosines(class_directions(classes, width))
     torch.testing.assert_close(found, torch.zeros_like(found), rtol=0, atol=1e-6)
 
@@ -56,8 +51,8 @@ def test_directions_are_orthogonal_where_there_is_room(classes: int, width: int)
     (3, 1, 1.0, -1.0),  # in one dimension two of three directions are equal
 ])  # fmt: skip
 def test_directions_without_room_for_right_angles_are_spread_evenly(
-    classes: int, width: int, largest: float, smallest: float
-) -> None:
+    classes, width, largest, smallest
+):
     """The largest and smallest cosines of all pairs are those of regular figures."""
     torch.manual_seed(0)
     found = cosines(class_directions(classes, width))
@@ -66,13 +61,13 @@ def test_directions_without_room_for_right_angles_are_spread_evenly(
     assert found.min().item() == pytest.approx(smallest, abs=1e-3)
 
 
-def test_many_directions_are_far_better_spread_than_random_ones() -> None:
+def test_many_directions_are_far_better_spread_than_random_ones():
     torch.manual_seed(0)
     random = cosines(nn.functional.normalize(torch.randn(100, 50)))
     assert cosines(class_directions(100, 50)).max() < 0.12 < 0.4 < random.max()
 
 
-def test_a_hidden_head_is_two_layers_with_relu_between() -> None:
+def test_a_hidden_head_is_two_layers_with_relu_between():
     head, z = HiddenHead(5, 7, 3), torch.randn(4, 5)
     hidden = (z @ head.hidden.weight.T + head.hidden.bias).clamp_min(0)
 
@@ -92,9 +87,7 @@ ARCHS = [
 
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_a_frozen_head_stays_while_everything_else_trains(
-    arch: str, momentum: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_frozen_head_stays_while_everything_else_trains(arch, momentum, monkeypatch):
     """It stays under weight decay, with steps inside backward (`fused_linears`).
 
     The optimizer knows the frozen parameters.
@@ -119,26 +112,26 @@ def test_a_frozen_head_stays_while_everything_else_trains(
     assert still == {name for name, value in model.named_parameters() if not value.requires_grad}
 
 
-def test_a_frozen_head_changes_nothing_else() -> None:
+def test_a_frozen_head_changes_nothing_else():
     body = build("htcnn-2", "trainable").body
     body_of_frozen = build("htcnn-2", "orthogonal-frozen", head_seed=5).body
     for mine, other in zip(body.parameters(), body_of_frozen.parameters(), strict=True):
         assert torch.equal(mine, other)
 
 
-def test_a_frozen_head_takes_a_state_in_which_it_stays_frozen() -> None:
+def test_a_frozen_head_takes_a_state_in_which_it_stays_frozen():
     model = build("cnn4", "orthogonal-frozen")
     other = build("cnn4", "orthogonal-frozen", seed=1)
     model.load_state_dict(other.state_dict())
 
-    assert torch.equal(model.head.weight, other.head.weight)  # type: ignore[arg-type]
+    assert torch.equal(model.head.weight, other.head.weight)
     assert not model.head.weight.requires_grad
 
 
-def test_clients_have_the_same_head_by_the_same_head_seed_whatever_their_bodies() -> None:
+def test_clients_have_the_same_head_by_the_same_head_seed_whatever_their_bodies():
     """Without a head seed a client's own seed makes the head."""
 
-    def weight(arch: str, seed: int, head_seed: int | None) -> Tensor:
+    def weight(arch, seed, head_seed):
         return build(arch, "orthogonal-frozen", seed, head_seed).head.weight
 
     shared = weight("cnn4", 1, 7)
@@ -153,7 +146,7 @@ def test_clients_have_the_same_head_by_the_same_head_seed_whatever_their_bodies(
 
 @pytest.mark.parametrize("arch", ["cnn4", "resnet18-imagenet-stem+fc128"])
 @pytest.mark.parametrize("head", ["trainable", "orthogonal-shared"])
-def test_a_head_alone_is_like_that_of_a_whole_model(arch: str, head: str) -> None:
+def test_a_head_alone_is_like_that_of_a_whole_model(arch, head):
     """It has the same shapes; an orthogonal one has the directions of a client's frozen head."""
     is_orthogonal = head == "orthogonal-shared"
     alone = head_alone(arch, head)
@@ -167,16 +160,16 @@ def test_a_head_alone_is_like_that_of_a_whole_model(arch: str, head: str) -> Non
     assert torch.equal(alone.weight, head_alone(arch, head).weight)
 
 
-def test_a_server_trains_its_head_without_dropout() -> None:
+def test_a_server_trains_its_head_without_dropout():
     assert not server_of("fedgh").head.training
 
 
-def test_a_head_of_a_network_that_cannot_be_imported_here_can_be_built() -> None:
+def test_a_head_of_a_network_that_cannot_be_imported_here_can_be_built():
     assert head_alone("no_such_package:Net", "trainable").weight.shape == (10, 512)
 
 
 @pytest.mark.parametrize("head", [LinearHead(3, 4), HiddenHead(3, 5, 4)])
-def test_a_move_of_the_features_can_stand_in_the_bias_of_the_first_layer(head: nn.Module) -> None:
+def test_a_move_of_the_features_can_stand_in_the_bias_of_the_first_layer(head):
     """The model that a client of FedDBE leaves has its features moved in this way."""
     torch.manual_seed(0)
     features_BD = torch.randn(6, 3)

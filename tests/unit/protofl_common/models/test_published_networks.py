@@ -8,19 +8,16 @@ from __future__ import annotations
 import sys
 from itertools import pairwise
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 from torchvision import models as torchvision
 
 from protofl_common.config.python_names import is_python_name
 from protofl_common.experiment.settings import Settings, SettingsError, default_run_config
 from protofl_common.models.build import build_model
-from protofl_common.models.split import SplitModel
-from tests.support.given import Patch
 
 pytestmark = pytest.mark.slow  # most of these tests build networks of millions of weights
 
@@ -40,12 +37,12 @@ GoogLeNet's are those without auxiliary heads.
 """
 
 
-def build(arch: str, dim: int, channels: int = 3, classes: int = 10, size: int = 32) -> SplitModel:
+def build(arch, dim, channels=3, classes=10, size=32):
     shape = (channels, size, size)
     return build_model(arch, input_shape=shape, num_classes=classes, feature_dim=dim, seed=0)
 
 
-def count(arch: str, dim: int, channels: int = 3, classes: int = 1000, size: int = 32) -> int:
+def count(arch, dim, channels=3, classes=1000, size=32):
     """Return how many parameters a network has."""
     with torch.device("meta"):  # shapes only
         model = build(arch, dim, channels, classes, size)
@@ -53,7 +50,7 @@ def count(arch: str, dim: int, channels: int = 3, classes: int = 1000, size: int
 
 
 @pytest.mark.parametrize("arch", PUBLISHED)
-def test_parameters_are_torchvisions(arch: str) -> None:
+def test_parameters_are_torchvisions(arch):
     """Features are narrowed by averaging neighbours, which takes no parameters."""
     width, parameters = PUBLISHED[arch]
     assert count(arch, width) == parameters
@@ -77,14 +74,14 @@ FIRST = {
 
 
 @pytest.mark.parametrize("arch", FIRST)
-def test_fewer_channels_only_shorten_the_first_convolution(arch: str) -> None:
+def test_fewer_channels_only_shorten_the_first_convolution(arch):
     assert count(arch, 64, channels=3) - count(arch, 64, channels=1) == 2 * FIRST[arch]
 
 
-def test_resnets_of_up_to_ten_layers() -> None:
+def test_resnets_of_up_to_ten_layers():
     """Their parameters are counted layer by layer, with 10 classes and the last width as D."""
 
-    def convolution(side: int, inputs: int, outputs: int) -> int:
+    def convolution(side, inputs, outputs):
         """Count a convolution without bias, with a BatchNorm of two numbers a channel."""
         return side * side * inputs * outputs + 2 * outputs
 
@@ -106,13 +103,13 @@ def test_resnets_of_up_to_ten_layers() -> None:
     ("mobilenet-v2", torchvision.mobilenet_v2, 1280),
     ("googlenet", torchvision.googlenet, 1024),
 ])  # fmt: skip
-def test_bodies_compute_what_torchvisions_do(arch: str, own: object, width: int) -> None:
+def test_bodies_compute_what_torchvisions_do(arch, own, width):
     """With our trunk's weights their model gives our features, once neighbours are averaged."""
     options = {"aux_logits": False, "init_weights": False} if arch == "googlenet" else {}
-    theirs = own(**options)  # type: ignore[operator]
+    theirs = own(**options)
     setattr(theirs, "classifier" if arch == "mobilenet-v2" else "fc", nn.Identity())
     model = build(arch, width // 4).eval()
-    theirs.load_state_dict(model.body[-2].state_dict())  # type: ignore[index]
+    theirs.load_state_dict(model.body[-2].state_dict())
 
     x = torch.rand(2, 3, 32, 32)
     z = theirs.eval()(x)
@@ -124,10 +121,10 @@ def test_bodies_compute_what_torchvisions_do(arch: str, own: object, width: int)
 @pytest.mark.parametrize(
     ("arch", "width"), [("resnet4-imagenet-stem", 64), ("mobilenet-v2", 1280), ("googlenet", 1024)]
 )
-def test_more_features_than_the_trunk_has_are_projected(arch: str, width: int) -> None:
+def test_more_features_than_the_trunk_has_are_projected(arch, width):
     """A linear layer makes the wider features of the trunk's."""
     wider = width + 36
-    body: Any = build(arch, wider).eval().body
+    body = build(arch, wider).eval().body
     x = torch.rand(2, 3, 32, 32)
 
     *_, projection = body
@@ -149,12 +146,12 @@ SIDES = {  # of the map after the first convolution, and after the pool, on 32×
 
 
 @pytest.mark.parametrize("arch", SIDES)
-def test_strides_of_the_stems(arch: str) -> None:
+def test_strides_of_the_stems(arch):
     """Hooks note the side of the map behind each of the two layers."""
-    body: Any = build(arch, 8).eval().body
+    body = build(arch, 8).eval().body
     sides = []
 
-    def note(_module: nn.Module, _inputs: object, maps: Tensor) -> None:
+    def note(_module, _inputs, maps):
         sides.append(maps.shape[-1])
 
     *_, trunk, _narrowing = body
@@ -174,7 +171,7 @@ def test_strides_of_the_stems(arch: str) -> None:
         ("mnist-cnn", "head", (2, 8)),
     ],
 )
-def test_dropout_is_for_training_only(arch: str, part: str, input_shape: tuple[int, ...]) -> None:
+def test_dropout_is_for_training_only(arch, part, input_shape):
     module = getattr(build(arch, 8), part)
     inputs = torch.rand(input_shape)
 
@@ -182,13 +179,13 @@ def test_dropout_is_for_training_only(arch: str, part: str, input_shape: tuple[i
     assert torch.equal(module.eval()(inputs), module(inputs))
 
 
-def test_googlenet_keeps_its_third_pool_wherever_there_is_something_to_pool() -> None:
+def test_googlenet_keeps_its_third_pool_wherever_there_is_something_to_pool():
     """Maps of images of 14×14 pixels are a single pixel there, those of 15×15 are not."""
     for size, pooled in ((14, nn.Identity), (15, nn.MaxPool2d)):
-        assert isinstance(build("googlenet", 8, size=size).body[-2].maxpool3, pooled)  # type: ignore[index, union-attr]
+        assert isinstance(build("googlenet", 8, size=size).body[-2].maxpool3, pooled)
 
 
-def linear(*widths: int) -> int:
+def linear(*widths):
     """Return the weights and biases of linear layers from the first width to the last."""
     return sum(before * after + after for before, after in pairwise(widths))
 
@@ -211,14 +208,14 @@ PARAMETERS = {
 
 
 @pytest.mark.parametrize("arch", PARAMETERS)
-def test_parameter_counts_of_fedtgp(arch: str) -> None:
+def test_parameter_counts_of_fedtgp(arch):
     assert count(arch, 512, 1, 10, 28) == PARAMETERS[arch]
 
 
 @pytest.mark.parametrize(
     ("arch", "channels"), [("mnist-cnn", 20), ("mnist-cnn-18", 18), ("mnist-cnn-22", 22)]
 )
-def test_parameter_counts_of_fedproto(arch: str, channels: int) -> None:
+def test_parameter_counts_of_fedproto(arch, channels):
     conv1 = 10 * 25 + 10
     conv2 = 10 * channels * 25 + channels
 
@@ -226,7 +223,7 @@ def test_parameter_counts_of_fedproto(arch: str, channels: int) -> None:
     assert count("mnist-cnn", 50, 1, 10, 28) == 21_840
 
 
-def test_mnist_cnn_is_the_published_function() -> None:
+def test_mnist_cnn_is_the_published_function():
     """The same layers are applied as in FedProto's code: convolution, pool, ReLU, twice."""
     body = build("mnist-cnn", 50, 1, size=28).eval().body
     conv1, conv2 = [module for module in body.modules() if isinstance(module, nn.Conv2d)]
@@ -240,14 +237,12 @@ def test_mnist_cnn_is_the_published_function() -> None:
     torch.testing.assert_close(body(x), z)
 
 
-SHAPE: dict[str, Any] = {"num_classes": 7, "feature_dim": 16, "seed": 1}
+SHAPE = {"num_classes": 7, "feature_dim": 16, "seed": 1}
 
 
 @pytest.mark.parametrize("arch", ["resnet18", "googlenet", "mobilenet_v3_small"])
 @pytest.mark.parametrize("channels", [1, 3])
-def test_a_network_of_torchvision_trains_with_these_channels_and_classes(
-    arch: str, channels: int
-) -> None:
+def test_a_network_of_torchvision_trains_with_these_channels_and_classes(arch, channels):
     """All weights get gradients, and the same seed gives the same ones."""
     model = build_model(f"torchvision:{arch}", input_shape=(channels, 32, 32), **SHAPE)
     logits = model.train()(torch.rand(4, channels, 32, 32))
@@ -262,7 +257,7 @@ def test_a_network_of_torchvision_trains_with_these_channels_and_classes(
         assert torch.equal(mine, other)
 
 
-def test_a_network_named_after_torchvisions_is_that_network() -> None:
+def test_a_network_named_after_torchvisions_is_that_network():
     named = build_model("torchvision:resnet18", input_shape=(3, 32, 32), **SHAPE).eval()
     ours = build_model("resnet18-imagenet-stem", input_shape=(3, 32, 32), **SHAPE).eval()
     ours.load_state_dict(named.state_dict())
@@ -283,18 +278,16 @@ def test_a_network_named_after_torchvisions_is_that_network() -> None:
     ("torchvision:resnet18", (5,), "is for square images"),
     ("timm:resnet18", (3, 32, 32), r"timm is not installed; pip install 'protofl\[timm\]'"),
 ])  # fmt: skip
-def test_what_does_not_fit_is_named(
-    arch: str, shape: tuple[int, ...], said: str, monkeypatch: Patch
-) -> None:
+def test_what_does_not_fit_is_named(arch, shape, said, monkeypatch):
     monkeypatch.setitem(sys.modules, "timm", None)
     with pytest.raises(ValueError, match=said):
         build_model(arch, input_shape=shape, **SHAPE)
 
 
-def test_timm_is_asked_for_an_untrained_network(monkeypatch: Patch) -> None:
+def test_timm_is_asked_for_an_untrained_network(monkeypatch):
     """A stand-in for timm checks how it is called."""
 
-    def create_model(name: str, *, pretrained: bool, in_chans: int, num_classes: int) -> nn.Module:
+    def create_model(name, *, pretrained, in_chans, num_classes):
         assert name == "tiny.of_somebody"
         assert not pretrained
         assert num_classes == 0
@@ -310,7 +303,7 @@ def test_timm_is_asked_for_an_untrained_network(monkeypatch: Patch) -> None:
 @pytest.mark.parametrize(
     "arch", ["timm:hf-hub:any/repo", "timm:a/b", "timm:", "torchvision:", "keras:resnet"]
 )
-def test_names_like_those_of_a_library_are_refused_or_a_module_of_ones_own(arch: str) -> None:
+def test_names_like_those_of_a_library_are_refused_or_a_module_of_ones_own(arch):
     """``keras:resnet`` could be a module of one's own; the other names are of no library here."""
     assert is_python_name(arch) == (arch == "keras:resnet")
     assert not is_python_name("torchvision:resnet18")

@@ -1,7 +1,6 @@
 """The accountant against Google's dp-accounting, and against arithmetic by hand."""
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -32,11 +31,11 @@ DELTA = 1e-5
 
 
 @pytest.fixture
-def dp_accounting() -> Any:
+def dp_accounting():
     return pytest.importorskip("dp_accounting")
 
 
-def composed(dp_accounting: Any, accountant: Any, mechanisms: list[Mechanism]) -> float:
+def composed(dp_accounting, accountant, mechanisms):
     """Return the ε that an accountant of dp-accounting has for these mechanisms."""
     for mechanism in mechanisms:
         gaussian = dp_accounting.GaussianDpEvent(mechanism.noise)
@@ -46,9 +45,7 @@ def composed(dp_accounting: Any, accountant: Any, mechanisms: list[Mechanism]) -
 
 
 @pytest.mark.parametrize("mechanisms", CASES)
-def test_epsilon_is_that_of_dp_accounting_to_three_digits(
-    mechanisms: list[Mechanism], dp_accounting: Any
-) -> None:
+def test_epsilon_is_that_of_dp_accounting_to_three_digits(mechanisms, dp_accounting):
     accountant = dp_accounting.rdp.RdpAccountant(ORDERS)
     theirs = composed(dp_accounting, accountant, mechanisms)
 
@@ -56,9 +53,7 @@ def test_epsilon_is_that_of_dp_accounting_to_three_digits(
 
 
 @pytest.mark.parametrize("mechanisms", CASES[:2])
-def test_epsilon_is_never_below_the_tight_one(
-    mechanisms: list[Mechanism], dp_accounting: Any
-) -> None:
+def test_epsilon_is_never_below_the_tight_one(mechanisms, dp_accounting):
     """The tight ε follows from the distribution of the privacy loss (PLD), ours from Rényi's."""
     accountant = dp_accounting.pld.PLDAccountant(value_discretization_interval=1e-3)
     tight = composed(dp_accounting, accountant, mechanisms)
@@ -68,16 +63,15 @@ def test_epsilon_is_never_below_the_tight_one(
 
 WHOLE = np.arange(-4000, 4001)
 FEW_ORDERS = [order for order in ORDERS if order <= 32]
-Chances = np.ndarray[Any, np.dtype[np.float64]]
 
 
-def log_discrete_gaussian(deviation: float, middle: int) -> Chances:
+def log_discrete_gaussian(deviation, middle):
     """Return the logarithms of its chances at the `WHOLE` numbers, around ``middle``."""
     exponents = -((WHOLE - middle) ** 2) / (2 * deviation**2)
     return np.asarray(exponents - np.logaddexp.reduce(exponents))
 
 
-def divergence(log_p: Chances, log_q: Chances, order: int) -> float:
+def divergence(log_p, log_q, order):
     """Return the Rényi divergence of P from Q."""
     terms = order * log_p + (1 - order) * log_q
     return float(np.logaddexp.reduce(terms)) / (order - 1)
@@ -86,7 +80,7 @@ def divergence(log_p: Chances, log_q: Chances, order: int) -> float:
 @pytest.mark.parametrize("rate", [1.0, 0.3, 0.01])
 @pytest.mark.parametrize("noise", [0.6, 1.0, 5.0])
 @pytest.mark.parametrize("steps", [1, 7, 64])
-def test_the_discrete_gaussian_costs_what_is_counted(rate: float, noise: float, steps: int) -> None:
+def test_the_discrete_gaussian_costs_what_is_counted(rate, noise, steps):
     """Its Rényi divergence, summed over all whole numbers, is what the accountant counts.
 
     A sample, which is drawn with the chance ``rate``, moves the sum by ``steps`` of the grid. To
@@ -106,9 +100,7 @@ def test_the_discrete_gaussian_costs_what_is_counted(rate: float, noise: float, 
 
 @pytest.mark.parametrize("sites", [2, 4])
 @pytest.mark.parametrize("part_of_each", [2.0, 20.0])
-def test_the_noise_of_several_sites_costs_what_that_of_one_would(
-    sites: int, part_of_each: float
-) -> None:
+def test_the_noise_of_several_sites_costs_what_that_of_one_would(sites, part_of_each):
     """Kairouz, Liu and Steinke, "The Distributed Discrete Gaussian Mechanism", 2021.
 
     ``part_of_each``: the deviation, in steps, of the noise that a site adds.
@@ -129,7 +121,7 @@ def test_the_noise_of_several_sites_costs_what_that_of_one_would(
         assert found == pytest.approx(counted[order], rel=1e-6)
 
 
-def test_one_gaussian_by_hand() -> None:
+def test_one_gaussian_by_hand():
     """Its Rényi divergence of order a is a / (2 σ²); σ is 2. ε is the least of all orders."""
     of_orders = []
     for a in ORDERS:
@@ -140,10 +132,10 @@ def test_one_gaussian_by_hand() -> None:
     assert epsilon([], DELTA) == 0
 
 
-def test_the_least_noise_keeps_the_budget() -> None:
+def test_the_least_noise_keeps_the_budget():
     """One percent less noise would cost more than ε = 3."""
 
-    def mechanisms(noise: float) -> list[Mechanism]:
+    def mechanisms(noise):
         return [Mechanism(0.1, noise, 100)]
 
     noise = least_noise(mechanisms, DELTA, 3.0, "dp-epsilon = 3")
@@ -154,7 +146,7 @@ def test_the_least_noise_keeps_the_budget() -> None:
         least_noise(lambda noise: [Mechanism(1.0, noise, 100)], DELTA, 1e-6, "dp-epsilon = 1e-06")
 
 
-def test_a_plan_spends_its_budget_in_all_rounds_and_not_more() -> None:
+def test_a_plan_spends_its_budget_in_all_rounds_and_not_more():
     """Seven rounds of three epochs, each with a table and an evaluation."""
     work = {"batch_size": 10, "epochs": 3, "tables": (1,) * 7, "evaluate_every": 1}
     plan = plan_of(privacy(dp_epsilon=2.0), 95, **work)
@@ -162,7 +154,7 @@ def test_a_plan_spends_its_budget_in_all_rounds_and_not_more() -> None:
     assert plan.steps == 30  # of a round: ten of an epoch of 95 samples
     assert plan.rate == pytest.approx(10 / 95)
 
-    mechanisms: list[Mechanism] = []
+    mechanisms = []
     for number in range(1, 8):
         mechanisms += plan.costs_of_round(number, True)
 
@@ -179,14 +171,12 @@ def test_a_plan_spends_its_budget_in_all_rounds_and_not_more() -> None:
     ("epochs", "tables"), [(0, (1,) * 5), (1, (0,) * 5), (1, (0, 0, 0, 0, 1)), (0, (0,) * 5)]
 )
 @pytest.mark.parametrize("evaluate_every", [0, 1, 5])
-def test_what_is_not_sent_costs_nothing(
-    epochs: int, tables: tuple[int, ...], evaluate_every: int
-) -> None:
+def test_what_is_not_sent_costs_nothing(epochs, tables, evaluate_every):
     """``tables``: how many tables each of five rounds sends; 0 epochs: no step of DP-SGD."""
     plan = plan_of(privacy(dp_epsilon=2.0), 100, 10, epochs, tables, evaluate_every)
     evaluates = evaluate_every > 0
     evaluated = range(1, 6, evaluate_every) if evaluates else ()
-    mechanisms: list[Mechanism] = []
+    mechanisms = []
     for number in range(1, 6):
         mechanisms += plan.costs_of_round(number, number in evaluated)
 
@@ -205,7 +195,7 @@ def test_what_is_not_sent_costs_nothing(
 
 
 @pytest.mark.parametrize("samples", [1, 20, 64, 65, 5000])
-def test_each_part_of_a_plan_stays_within_its_share(samples: int) -> None:
+def test_each_part_of_a_plan_stays_within_its_share(samples):
     """Evaluations and tables alone cost no more than their shares of ε = 4."""
     plan = plan_of(privacy(dp_epsilon=4.0), samples, 64, 1, (1,) * 6, 2)
     evaluations = 3 + 2  # after every second of six rounds, and two that no round plans

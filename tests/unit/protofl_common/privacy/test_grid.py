@@ -7,14 +7,12 @@ import pytest
 import torch
 from torch import nn
 
-from protofl_common.maths.gaussian import ClassMoments
-from protofl_common.privacy import release
 from protofl_common.privacy.grid import STEPS, to_steps, whole_noise
 
 
 @pytest.mark.parametrize("steps", [2**10, STEPS])
 @pytest.mark.parametrize("width", [1, 5, 384])
-def test_no_row_is_longer_than_its_steps_however_it_is_rounded(steps: int, width: int) -> None:
+def test_no_row_is_longer_than_its_steps_however_it_is_rounded(steps, width):
     """The worst row has every number half a step above a whole one; a huge one is cut, too."""
     torch.manual_seed(0)
     long_rows = 3 * nn.functional.normalize(torch.randn(200, width))
@@ -34,13 +32,13 @@ def test_no_row_is_longer_than_its_steps_however_it_is_rounded(steps: int, width
     assert float(of_long_rows.min()) > steps - math.sqrt(width) - 1
 
 
-def test_a_row_that_is_no_number_becomes_zeros() -> None:
+def test_a_row_that_is_no_number_becomes_zeros():
     rows = torch.tensor([[math.nan, 1.0], [math.inf, 0.0], [0.25, 0.0]]).double()
     assert to_steps(rows, 8).tolist() == [[0, 0], [0, 0], [2, 0]]
 
 
 @pytest.mark.parametrize("deviation", [0.5, 3.0, 2.0**22])
-def test_whole_noise_has_the_deviation_that_is_asked_for(deviation: float) -> None:
+def test_whole_noise_has_the_deviation_that_is_asked_for(deviation):
     """The discrete normal's own deviation differs from its parameter where that is small."""
     wanted = deviation
     if deviation < 9:
@@ -56,7 +54,7 @@ def test_whole_noise_has_the_deviation_that_is_asked_for(deviation: float) -> No
 
 
 @pytest.mark.parametrize("low_bits", [1, 2, 3])
-def test_every_pattern_of_the_lowest_bits_is_as_likely_as_any_other(low_bits: int) -> None:
+def test_every_pattern_of_the_lowest_bits_is_as_likely_as_any_other(low_bits):
     """A χ² test at five standard deviations decides it; χ² has twice its freedom as variance."""
     patterns = 2**low_bits
 
@@ -68,18 +66,3 @@ def test_every_pattern_of_the_lowest_bits_is_as_likely_as_any_other(low_bits: in
     freedom = patterns - 1
 
     assert chi_square < freedom + 5 * math.sqrt(2 * freedom)
-
-
-def test_class_moments_leave_as_whole_numbers_of_their_steps() -> None:
-    """They are whole once multiplied by the number of samples, as the moments are means."""
-    torch.manual_seed(2)
-    clip, noise, samples = 3.0, 4.0, 60
-    features = torch.randn(samples, 6) * 4
-    labels = torch.arange(samples) % 3
-    moments = ClassMoments(3, 6)
-
-    release.private_moments(moments, features, labels, clip, noise, release.fresh_draw())
-
-    for name, value in moments.named_buffers():
-        steps = value * samples / release.unit_of_moments(name, clip)
-        torch.testing.assert_close(steps, steps.round(), rtol=0, atol=1e-3)

@@ -2,7 +2,6 @@
 
 import hashlib
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,18 +20,18 @@ from protofl_common.privacy import sums as summing
 from protofl_common.privacy.shares import SHARE
 from protofl_common.wire.payloads import Payload, template_of
 from protofl_common.wire.records import SECAGG, Report, digest_of_message
-from protofl_common.wire.schema import Counts, Declared, Limits, RefusedMessage, Vectors, Weights
+from protofl_common.wire.schema import Counts, Limits, RefusedMessage, Vectors, Weights
 
 THIS = masks.SumName("signature", 4711, "fedavg", 2)
 
 
 # -- masks ----------------------------------------------------------------------------------------
-def secrets_of(clients: int) -> dict[str, bytes]:
+def secrets_of(clients):
     """Return each site's three private keys of 32 bytes, always the same ones."""
     return {f"site-{i}": hashlib.shake_256(bytes([i])).digest(96) for i in range(clients)}
 
 
-def keys_of(secrets: dict[str, bytes]) -> dict[str, bytes]:
+def keys_of(secrets):
     return {site: masks.public_of(secret) for site, secret in secrets.items()}
 
 
@@ -42,7 +41,7 @@ class MaskedSum:
     ``sent`` are the masked vectors; ``own_masks`` those that a site shares among the others.
     """
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.vectors = np.random.default_rng(0).integers(0, 2**64, (4, 50), dtype=np.uint64)
         self.secrets = secrets_of(4)
         self.keys = keys_of(self.secrets)
@@ -55,21 +54,21 @@ class MaskedSum:
             ]
         )
 
-    def masked(self, number: int, received: str) -> np.ndarray:
+    def masked(self, number, received):
         """Return what a site sends. Its masks depend on what it has ``received`` (a digest)."""
         site = self.sites[number]
         secret = self.secrets[site]
         return masks.masked(THIS, self.vectors[number], secret, site, self.keys, received)
 
 
-def test_masks_cancel_in_the_sum_of_all_who_added_them() -> None:
+def test_masks_cancel_in_the_sum_of_all_who_added_them():
     study = MaskedSum()
     total = study.sent.sum(axis=0) - study.own_masks.sum(axis=0)
 
     assert np.array_equal(total, study.vectors.sum(axis=0))
 
 
-def test_masks_do_not_cancel_if_a_site_has_received_something_else() -> None:
+def test_masks_do_not_cancel_if_a_site_has_received_something_else():
     study = MaskedSum()
     study.sent[0] = study.masked(0, received="s")
     total = study.sent.sum(axis=0) - study.own_masks.sum(axis=0)
@@ -77,7 +76,7 @@ def test_masks_do_not_cancel_if_a_site_has_received_something_else() -> None:
     assert not (total == study.vectors.sum(axis=0)).any()
 
 
-def test_the_secret_of_an_absent_site_takes_its_masks_away() -> None:
+def test_the_secret_of_an_absent_site_takes_its_masks_away():
     """Site-3 has left: the server recomputes the masks that its peers made for it."""
     study = MaskedSum()
     total = study.sent[:3].sum(axis=0) - study.own_masks[:3].sum(axis=0)
@@ -89,13 +88,13 @@ def test_the_secret_of_an_absent_site_takes_its_masks_away() -> None:
     assert np.array_equal(total, study.vectors[:3].sum(axis=0))
 
 
-def p_if_uniform(values: np.ndarray) -> float:
+def p_if_uniform(values):
     """Return the p-value of a χ² test that all 256 bytes are equally likely."""
     frequencies = np.bincount(np.frombuffer(values.tobytes(), np.uint8), minlength=256)
     return float(chisquare(frequencies).pvalue)
 
 
-def test_a_masked_vector_looks_uniform() -> None:
+def test_a_masked_vector_looks_uniform():
     """The mask of one pair alone looks uniform too, and the vector itself anything but uniform."""
     vector = np.arange(50_000, dtype=np.uint64)
     secrets = secrets_of(3)
@@ -114,7 +113,7 @@ def test_a_masked_vector_looks_uniform() -> None:
     assert p_if_uniform(pair) > 0.01
 
 
-def test_a_share_under_way_opens_for_its_receiver_alone() -> None:
+def test_a_share_under_way_opens_for_its_receiver_alone():
     """A third site, another direction and another sum cannot open it."""
     sender, receiver, third = secrets_of(3).values()
     public = masks.public_of(sender)
@@ -133,7 +132,7 @@ def test_a_share_under_way_opens_for_its_receiver_alone() -> None:
         masks.unseal(another_sum, receiver, public, "a", "b", sealed)
 
 
-def test_a_share_that_does_not_fit_its_digest_is_not_kept() -> None:
+def test_a_share_that_does_not_fit_its_digest_is_not_kept():
     """Its receiver would otherwise give it back later, and seem to lie."""
     sender, receiver = secrets_of(2).values()
     of_pair = bytes(SHARE)
@@ -151,7 +150,7 @@ def test_a_share_that_does_not_fit_its_digest_is_not_kept() -> None:
             masks.unseal(THIS, receiver, masks.public_of(sender), "a", "b", bytes(changed))
 
 
-def test_keys_that_agree_with_all_or_are_spelt_in_another_way_are_none() -> None:
+def test_keys_that_agree_with_all_or_are_spelt_in_another_way_are_none():
     """A key of zeros agrees on the same secret with everybody: no honest site has it.
 
     Nor may one key have several spellings: two sites with the same key would seem to differ.
@@ -174,7 +173,7 @@ def test_keys_that_agree_with_all_or_are_spelt_in_another_way_are_none() -> None
     assert not masks.are_valid_keys(nine + keys[masks.KEY :])
 
 
-def test_a_public_key_has_one_private_key() -> None:
+def test_a_public_key_has_one_private_key():
     """Masks are made of all its bits, also of the five that X25519 ignores."""
     secret = masks.key_of(masks.new_secret(), masks.OWN)
     public = masks.public_of(secret)
@@ -191,7 +190,7 @@ def test_a_public_key_has_one_private_key() -> None:
 
 
 @pytest.mark.parametrize("which", range(3))
-def test_two_sites_with_one_key_are_both_named(which: int) -> None:
+def test_two_sites_with_one_key_are_both_named(which):
     """``which`` of the three keys of site-2 is a copy of site-0's."""
     keys = keys_of(secrets_of(3))
 
@@ -208,7 +207,7 @@ def test_two_sites_with_one_key_are_both_named(which: int) -> None:
     assert masks.sites_sharing_a_key(one_for_all_purposes) == {"site-1"}
 
 
-def test_a_site_that_copies_the_key_of_another_takes_no_mask_away() -> None:
+def test_a_site_that_copies_the_key_of_another_takes_no_mask_away():
     """The one in the middle of three adds one mask and subtracts one: equal ones would cancel."""
     secrets = secrets_of(3)
     keys = keys_of(secrets)
@@ -223,13 +222,13 @@ def test_a_site_that_copies_the_key_of_another_takes_no_mask_away() -> None:
 @pytest.mark.parametrize("other", [
     {"study": "another"}, {"run_id": 12}, {"algo": "local"}, {"number": 4},
 ])  # fmt: skip
-def test_equal_agreements_give_other_masks_in_every_other_sum(other: dict[str, Any]) -> None:
+def test_equal_agreements_give_other_masks_in_every_other_sum(other):
     """Two sites always agree on the same secret; study, run, algorithm and number go into masks."""
     secrets = secrets_of(2)
     secret = masks.key_of(secrets["site-0"], masks.PAIR)
     public = masks.public_of(secrets["site-1"])
 
-    def masks_in(name: masks.SumName) -> tuple[np.ndarray, np.ndarray]:
+    def masks_in(name):
         pair = masks.pair_mask(name, secret, "site-0", "site-1", public, 50, "r")
         return pair, masks.own_mask(name, secret, "site-0", 50)
 
@@ -240,7 +239,7 @@ def test_equal_agreements_give_other_masks_in_every_other_sum(other: dict[str, A
     assert not (own == other_own).any()
 
 
-def test_r_u_depends_on_every_record_but_the_peers_shares_and_survives_the_wire() -> None:
+def test_r_u_depends_on_every_record_but_the_peers_shares_and_survives_the_wire():
     """r_u is the digest of what a site u was sent, on which its masks depend."""
     array = Array(dtype="float32", shape=(2, 1), stype="protofl.raw", data=bytes(8))
     content = RecordDict({
@@ -253,7 +252,7 @@ def test_r_u_depends_on_every_record_but_the_peers_shares_and_survives_the_wire(
     assert digest_of_message(recorddict_from_proto(recorddict_to_proto(content))) == digest
     assert digest_of_message({**content, SECAGG: ConfigRecord({"site-1": b"other"})}) == digest
 
-    others: list[dict[str, Any]] = [
+    others = [
         {"weights": ArrayRecord({"w": Array("float32", (1, 2), "protofl.raw", bytes(8))})},
         {"weights": ArrayRecord({"w": Array("int64", (2, 1), "protofl.raw", bytes(8))})},
         {"weights": ArrayRecord({"w": Array("float32", (2, 1), "protofl.raw", b"1" + bytes(7))})},
@@ -275,15 +274,15 @@ BN = {
     "bn.num_batches_tracked": torch.tensor(3),
 }
 LIMITS = Limits(5, 3, max_norm=1e4, weights={"weights": template_of(BN)})
-UP: Declared = {"weights": Weights(), "prototypes": Vectors(counts=True), "label_counts": Counts()}
+UP = {"weights": Weights(), "prototypes": Vectors(counts=True), "label_counts": Counts()}
 values = st.floats(-200, 200, width=32)
 
 
 @st.composite
-def uploads(draw: st.DrawFn) -> tuple[Payload, int]:
+def uploads(draw):
     """Draw what a client sends, and its number of training samples."""
 
-    def numbers(length: int) -> torch.Tensor:
+    def numbers(length):
         return torch.tensor(draw(st.lists(values, min_size=length, max_size=length)))
 
     labels = torch.tensor(draw(st.lists(st.integers(0, 4), unique=True, max_size=5))).long()
@@ -302,9 +301,7 @@ def uploads(draw: st.DrawFn) -> tuple[Payload, int]:
 
 @settings(max_examples=40)
 @given(st.lists(uploads(), min_size=3, max_size=5))
-def test_sums_give_what_the_server_would_have_made_of_the_uploads(
-    sent: list[tuple[Payload, int]],
-) -> None:
+def test_sums_give_what_the_server_would_have_made_of_the_uploads(sent):
     """Weights, prototypes and counts read from the sums are those merged from the uploads.
 
     They agree up to the rounding of the grid.
@@ -328,7 +325,7 @@ def test_sums_give_what_the_server_would_have_made_of_the_uploads(
     rounding = clients / summing.scale(clients)  # of each client up to a step of the grid
     shares = [n / total for n in samples]
     weights = MEAN.merge_weights([payload.weights() or {} for payload in payloads], shares)
-    for name, value in (merged.weights() or {}).items():
+    for name, value in merged.weights().items():
         atol = 1.001 if name.endswith("tracked") else rounding  # a whole number may be rounded
         wanted = weights[name].double()
         assert torch.allclose(value.double(), wanted, rtol=1e-6, atol=atol), name
@@ -346,9 +343,9 @@ def test_sums_give_what_the_server_would_have_made_of_the_uploads(
 
 
 @pytest.mark.parametrize("clients", [3, 1000])
-def test_the_largest_sums_do_not_overflow(clients: int) -> None:
+def test_the_largest_sums_do_not_overflow(clients):
     """All clients send the largest number, with more samples than may count."""
-    up: Declared = {"weights": Weights()}
+    up = {"weights": Weights()}
     limits = Limits(5, 3, weights={"weights": {"w": ("float32", (2,))}})
     most = summing.MAX_ADDEND
     huge = Payload(weights={"w": torch.tensor([most, -most])})
@@ -357,11 +354,11 @@ def test_the_largest_sums_do_not_overflow(clients: int) -> None:
     merged, total = summing.from_sums(sums, up, limits, clients)
 
     assert total == clients * summing.MAX_WEIGHT
-    assert (merged.weights() or {})["w"].tolist() == [most, -most]
+    assert merged.weights()["w"].tolist() == [most, -most]
 
 
 @pytest.mark.parametrize("weight", [torch.nan, torch.inf, 65_537.0, -1e30])
-def test_a_site_with_weights_that_do_not_fit_into_a_sum_is_not_in_it(weight: float) -> None:
+def test_a_site_with_weights_that_do_not_fit_into_a_sum_is_not_in_it(weight):
     """Cut, they would be known to the server, and show what the others sent."""
     diverged = Payload(weights=BN | {"w": torch.tensor([[0.5, weight, 0.0], [0.0, 0.0, 0.0]])})
 
@@ -369,18 +366,18 @@ def test_a_site_with_weights_that_do_not_fit_into_a_sum_is_not_in_it(weight: flo
         summing.to_sums(diverged, {"weights": Weights()}, LIMITS, 9, 3)
 
 
-def test_a_prototype_is_cut_to_the_length_that_the_server_would_accept() -> None:
+def test_a_prototype_is_cut_to_the_length_that_the_server_would_accept():
     """One of length 5·10⁶ becomes one of `LIMITS`' max_norm, 10⁴, in the same direction."""
-    up: Declared = {"prototypes": Vectors()}
+    up = {"prototypes": Vectors()}
     sent = Payload(prototypes=Prototypes(torch.tensor([[3e6, 4e6, 0.0]]), torch.tensor([2])))
     merged, _ = summing.from_sums(summing.to_sums(sent, up, LIMITS, 9, 3), up, LIMITS, 3)
 
     assert torch.allclose(merged.vectors().means, torch.tensor([[6e3, 8e3, 0.0]]))
 
 
-def test_no_prototypes_are_sums_of_nought() -> None:
+def test_no_prototypes_are_sums_of_nought():
     """An upload without a class adds zeros; a sum of zeros has no prototypes."""
-    up: Declared = {"prototypes": Vectors(counts=True)}
+    up = {"prototypes": Vectors(counts=True)}
     none = torch.zeros(0, dtype=torch.int64)
     sent = Payload(prototypes=Prototypes(torch.zeros(0, 3), none, none))
     sums = summing.to_sums(sent, up, LIMITS, 9, 3)
@@ -401,7 +398,7 @@ def test_no_prototypes_are_sums_of_nought() -> None:
     (10, 1e9, "above 10000"),
     (-1, -2.0, "label_counts: a number of samples is below 0"),
 ])  # fmt: skip
-def test_sums_that_no_honest_clients_have_are_refused(place: int, value: float, said: str) -> None:
+def test_sums_that_no_honest_clients_have_are_refused(place, value, said):
     """The vector of sums has n, 9 numbers of `BN`, 3 of each class, its count, and label counts.
 
     The number at ``place`` is replaced by ``value``.
@@ -417,9 +414,9 @@ def test_sums_that_no_honest_clients_have_are_refused(place: int, value: float, 
 
 
 @pytest.mark.parametrize("votes", [1.5, 4.0])
-def test_without_counts_a_class_has_at_most_a_vote_of_each_site(votes: float) -> None:
+def test_without_counts_a_class_has_at_most_a_vote_of_each_site(votes):
     """Of three sites; the votes for class 0 are the fifth number, after n and its mean."""
-    up: Declared = {"prototypes": Vectors()}
+    up = {"prototypes": Vectors()}
     sent = Payload(prototypes=Prototypes(torch.ones(1, 3), torch.tensor([0])))
     sums = summing.to_sums(sent, up, LIMITS, 9, 3)
     sums[4] = summing.to_whole(np.array([votes]), 3)[0]
@@ -434,7 +431,7 @@ def test_without_counts_a_class_has_at_most_a_vote_of_each_site(votes: float) ->
 NAMES = summing.figure_names(("total",), {"head/auc"})
 
 
-def means_of(*reports: tuple[Report, int]) -> Any:
+def means_of(*reports):
     """Return the figures that the server has of three sites' reports.
 
     Each report comes with the number of the site's training samples.
@@ -444,10 +441,10 @@ def means_of(*reports: tuple[Report, int]) -> Any:
     return summing.means_of(summing.from_whole(sums, 3), NAMES)
 
 
-def test_figures_are_means_over_all_samples() -> None:
+def test_figures_are_means_over_all_samples():
     """Test figures weigh by test samples, losses by training samples."""
     validated = {"validation_samples": 4, "validation": {"head": 0.75, "head/auc": 0.5}}
-    figures: dict[str, Any] = {"losses": {"total": 0.25}, "metrics": {"head/auc": 0.5}}
+    figures = {"losses": {"total": 0.25}, "metrics": {"head/auc": 0.5}}
     # round 4; the number of training samples is not in the report, that of test samples is
     first = Report(4, 0, 10, {"head": 7}, seconds={"train": 1.5}, **figures, **validated)
     second = Report(4, 0, 30, {"head": 9}, losses={"total": 0.75}, metrics={"head/auc": 0.75})
@@ -462,7 +459,7 @@ def test_figures_are_means_over_all_samples() -> None:
     assert summing.without_figures(first) == Report(4, 0, 0, seconds={"train": 1.5})
 
 
-def test_figures_weigh_at_most_as_uploads() -> None:
+def test_figures_weigh_at_most_as_uploads():
     """Larger ones are cut, and a share of right predictions stays what it is."""
     huge = Report(4, 0, 10**9, {"head": 10**9}, {"total": 1e30})
     sums_and_weights = summing.weighted_figures(huge, 10**9, NAMES).reshape(-1, 2).tolist()
@@ -477,7 +474,7 @@ def test_figures_weigh_at_most_as_uploads() -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_figures_that_are_not_finite_are_not_summed(value: float) -> None:
+def test_figures_that_are_not_finite_are_not_summed(value):
     report = Report(4, 0, 9, losses={"total": value})
     with pytest.raises(summing.NotFinite, match=r"losses\.total is (nan|inf)"):
         summing.weighted_figures(report, 9, ["losses.total"])
@@ -492,9 +489,7 @@ def test_figures_that_are_not_finite_are_not_summed(value: float) -> None:
     ("losses.total", 1, -4, "a sum of 1 over -4 samples"),
     ("losses.total", 1, 2.5, "a sum of 1 over 2.5 samples"),
 ])  # fmt: skip
-def test_figures_that_no_honest_sites_have_are_refused(
-    name: str, total: float, n: float, said: str
-) -> None:
+def test_figures_that_no_honest_sites_have_are_refused(name, total, n, said):
     """``total`` is the sum of a figure, ``n`` that of its weights."""
     sums = np.zeros((len(NAMES), 2))
     sums[NAMES.index(name)] = total, n

@@ -9,7 +9,6 @@ from protofl_common.maths.gaussian import ClassMoments
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.privacy import release
 from protofl_common.tasks import metrics
-from tests.support.given import Patch
 
 CLUSTERS = Prototypes(
     means=torch.tensor([[1.0], [4.0], [6.0], [9.0], [2.0], [8.0]]),
@@ -18,7 +17,7 @@ CLUSTERS = Prototypes(
 )
 
 
-def test_small_clusters_of_a_class_become_one_and_a_small_class_goes() -> None:
+def test_small_clusters_of_a_class_become_one_and_a_small_class_goes():
     """Of at least 4 samples: class 0's clusters of 1 and 3 are merged.
 
     Class 1 (2 samples), and class 2's cluster of 1, are left out.
@@ -35,9 +34,7 @@ def test_small_clusters_of_a_class_become_one_and_a_small_class_goes() -> None:
     ("sizes", "told"),
     [([30, 25, 12], [0]), ([30, 12, 9], [0]), ([25, 30], [0, 1]), ([12, 9], [])],
 )
-def test_metrics_are_of_classes_beside_which_none_or_many_samples_are(
-    sizes: list[int], told: list[int]
-) -> None:
+def test_metrics_are_of_classes_beside_which_none_or_many_samples_are(sizes, told):
     """A class needs 20 test samples (FEWEST_TESTED), and the others together as many, or none.
 
     Otherwise the smallest large class is not told either. ``sizes``: of classes 0, 1, …
@@ -49,7 +46,7 @@ def test_metrics_are_of_classes_beside_which_none_or_many_samples_are(
 @pytest.mark.parametrize(
     ("noise", "deviation"), [("gaussian 0.05 0.1", 0.05), ("laplace 0.05 0.1", 0.05 * 2**0.5)]
 )
-def test_noise_shrinks_by_p_and_has_scale_s(noise: str, deviation: float) -> None:
+def test_noise_shrinks_by_p_and_has_scale_s(noise, deviation):
     """``noise`` is "KIND S P"; Laplace noise of scale S has a deviation of √2 S."""
     noised = release.noised(torch.ones(200, 100), noise, seed=1)
 
@@ -59,7 +56,7 @@ def test_noise_shrinks_by_p_and_has_scale_s(noise: str, deviation: float) -> Non
     assert torch.equal(noised, release.noised(torch.ones(200, 100), noise, seed=1))
 
 
-def test_noised_images_are_bytes_about_middle_grey() -> None:
+def test_noised_images_are_bytes_about_middle_grey():
     """ "gaussian S P" with S = 0.2 and P = 0.5, on a scale where grey is 0 and white 1."""
     images = np.full((50, 1, 20, 20), 191, dtype=np.uint8)
     noised = release.noised_images(images, "gaussian 0.2 0.5", seed=1)
@@ -78,7 +75,7 @@ FEATURES = torch.tensor([[3.0, 4.0], [0.3, 0.4], [0.0, 2.0], [1.0, 0.0]], dtype=
 LABELS = torch.tensor([0, 0, 1, 2])
 
 
-def test_class_means_of_cut_features_by_hand() -> None:
+def test_class_means_of_cut_features_by_hand():
     """Lengths 5, 0.5, 2 and 1, cut to 1; the noise is too small to be seen."""
     draw = np.random.default_rng(0)
     table = release.private_class_means(FEATURES, LABELS, 4, clip=1.0, noise=1e-6, draw=draw)
@@ -89,9 +86,7 @@ def test_class_means_of_cut_features_by_hand() -> None:
 
 
 @pytest.mark.parametrize("clip", [1.0, 3.0])
-def test_the_noise_of_a_table_has_the_size_that_the_accountant_assumes(
-    clip: float, monkeypatch: Patch
-) -> None:
+def test_the_noise_of_a_table_has_the_size_that_the_accountant_assumes(clip, monkeypatch):
     """A sample changes sums (in units of clip) and counts together by a length of √2 at most.
 
     So the noise on a sum is √2 times the multiplier σ, and on a mean that over the samples. Counts
@@ -116,7 +111,7 @@ def test_the_noise_of_a_table_has_the_size_that_the_accountant_assumes(
     assert float(counts.std()) == pytest.approx(sigma, rel=0.05)
 
 
-def test_a_class_that_nobody_has_is_rarely_told() -> None:
+def test_a_class_that_nobody_has_is_rarely_told():
     """A class needs a count of two deviations of the noise; however large that, one is told.
 
     In 50 tables nine absent classes are told in less than 5 % of the cases: chance gives 2.3 %.
@@ -138,7 +133,7 @@ def test_a_class_that_nobody_has_is_rarely_told() -> None:
     assert len(noisy_table) >= 1
 
 
-def test_noisy_counts_are_of_some_samples_and_of_no_more_than_there_are() -> None:
+def test_noisy_counts_are_of_some_samples_and_of_no_more_than_there_are():
     for seed in range(30):
         draw = np.random.default_rng(seed)
         counts = release.private_counts(torch.tensor([3, 0, 1, 0]), 5.0, draw)
@@ -149,15 +144,13 @@ def test_noisy_counts_are_of_some_samples_and_of_no_more_than_there_are() -> Non
 
 @pytest.mark.parametrize("clip", [1e-6, 1.0, 1e6])
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 1e38, 3.4e38])
-def test_one_odd_sample_changes_the_table_by_the_length_that_the_noise_is_for(
-    value: float, clip: float
-) -> None:
+def test_one_odd_sample_changes_the_table_by_the_length_that_the_noise_is_for(value, clip):
     """Features that are not finite count as zeros; huge ones are cut to the length ``clip``.
 
     Compared with a sample of zeros, the sums move by no more than that length.
     """
 
-    def sums_with(sample: list[float]) -> torch.Tensor:
+    def sums_with(sample):
         """Return the sums of 50 ordinary samples and this one, in units of clip."""
         features = torch.cat([torch.full((50, 2), clip / 9), torch.tensor([sample])])
         labels = torch.zeros(51, dtype=torch.int64)
@@ -173,9 +166,7 @@ def test_one_odd_sample_changes_the_table_by_the_length_that_the_noise_is_for(
 
 
 @pytest.mark.parametrize("correct", [{"head": 500}, {"head": 500, "prototype": 700}])
-def test_numbers_of_right_predictions_have_noise_for_one_sample_in_each(
-    correct: dict[str, int],
-) -> None:
+def test_numbers_of_right_predictions_have_noise_for_one_sample_in_each(correct):
     """A sample adds 1 to each of K numbers, √K to the length of all; so the deviation is √K σ."""
     draw = np.random.default_rng(0)
     sigma = 5.0
@@ -186,7 +177,7 @@ def test_numbers_of_right_predictions_have_noise_for_one_sample_in_each(
         assert np.mean(values) == pytest.approx(hits, abs=0.5)
 
 
-def test_numbers_of_right_predictions_stay_possible() -> None:
+def test_numbers_of_right_predictions_stay_possible():
     draw = np.random.default_rng(0)
     hits = {release.private_correct({"head": 0}, 3, 9.0, draw)["head"] for _ in range(200)}
 
@@ -194,7 +185,7 @@ def test_numbers_of_right_predictions_stay_possible() -> None:
     assert release.private_correct({}, 3, 9.0, draw) == {}
 
 
-def test_noise_is_not_that_of_a_seed() -> None:
+def test_noise_is_not_that_of_a_seed():
     assert release.fresh_draw().random() != release.fresh_draw().random()
 
 
@@ -204,9 +195,7 @@ PARTS = {"shares": 1 / 6, "first": 4 / 6, "second": 1 / 6}
 Rows = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
 
-def released(
-    x_NF: torch.Tensor, labels_N: torch.Tensor, clip: float, noise: float
-) -> dict[str, Rows]:
+def released(x_NF, labels_N, clip, noise):
     """Return what a client releases of N samples with F features, as sums in units of ``clip``.
 
     Second moments, a triangle of a matrix, become the whole matrix.
@@ -239,7 +228,7 @@ ODD_SAMPLES = [
 
 
 @pytest.mark.parametrize("clip", [0.3, 4.0])
-def test_no_sample_changes_class_moments_by_more_than_the_noise_is_for(clip: float) -> None:
+def test_no_sample_changes_class_moments_by_more_than_the_noise_is_for(clip):
     """The search over neighbours comes up to the bound, so the noise is not too large either."""
     torch.manual_seed(1)
     lengths = []
@@ -262,7 +251,7 @@ def test_no_sample_changes_class_moments_by_more_than_the_noise_is_for(clip: flo
 
 
 @pytest.mark.slow
-def test_the_noise_of_class_moments_has_the_size_that_the_accountant_assumes() -> None:
+def test_the_noise_of_class_moments_has_the_size_that_the_accountant_assumes():
     """A number beside the diagonal stands for two of the symmetric matrix.
 
     So these have a deviation √½ as large.

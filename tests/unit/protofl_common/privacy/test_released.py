@@ -6,31 +6,31 @@ import torch
 from torch import nn
 
 from protofl_common.config.options import SettingsError
-from protofl_common.maths.prototypes import Prototypes, class_means
+from protofl_common.maths.prototypes import class_means
 from protofl_common.privacy.release import (
     large_counts,
     large_enough,
     noised_prototypes,
     private_class_means,
 )
-from protofl_common.privacy.released import Kind, Released
+from protofl_common.privacy.released import Released
 
 NOT_COVERED = "dp = 'sample': fedproto makes use of training data that the privacy ledger does not"
 FEATURES = torch.arange(24.0).reshape(12, 2) / 9
 LABELS = torch.arange(12) % 3
 
 
-def noisy() -> Prototypes:
+def noisy():
     """Return class means with noise, the same ones at every call."""
     return private_class_means(FEATURES, LABELS, 3, 1.0, 0.01, np.random.default_rng(0))
 
 
 @pytest.fixture
-def released() -> Released:
+def released():
     return Released("fedproto", "sample")
 
 
-def test_an_array_is_known_by_its_content(released: Released) -> None:
+def test_an_array_is_known_by_its_content(released):
     """Type and shape belong to the content; names and containers do not."""
     module = nn.Linear(3, 2)
     released.add([noisy(), {"counts": torch.tensor([3, 0])}, module])
@@ -48,7 +48,7 @@ def test_an_array_is_known_by_its_content(released: Released) -> None:
     assert not released.covers(module)
 
 
-def test_what_is_computed_from_released_arrays_alone_is_released(released: Released) -> None:
+def test_what_is_computed_from_released_arrays_alone_is_released(released):
     """``post_processed`` calls a function of released arrays, and adds what it returns."""
     released.add([noisy(), torch.tensor([3, 9])])
     kept = released.post_processed(large_enough, noisy(), 2)
@@ -60,7 +60,7 @@ def test_what_is_computed_from_released_arrays_alone_is_released(released: Relea
     assert released.covers(torch.tensor([0, 9]))
 
 
-def test_post_processing_of_anything_else_is_refused(released: Released) -> None:
+def test_post_processing_of_anything_else_is_refused(released):
     """Exact means, a function that may know more, and an unknown container are refused."""
     exact = class_means(FEATURES, LABELS, 3)
     released.add(noisy())
@@ -71,12 +71,12 @@ def test_post_processing_of_anything_else_is_refused(released: Released) -> None
         with pytest.raises(TypeError, match="is no function of a module, so it may know more"):
             released.post_processed(function, noisy())
     with pytest.raises(TypeError, match="ndarray: nobody knows here which arrays are in it"):
-        released.post_processed(large_counts, np.ones(3), 2)  # type: ignore[arg-type]
+        released.post_processed(large_counts, np.ones(3), 2)
 
 
-def test_no_more_is_used_than_was_charged(released: Released) -> None:
+def test_no_more_is_used_than_was_charged(released):
     """No table, one step and two evaluations are charged; one more of each is refused."""
-    charged: dict[Kind, int] = {"table": 0, "step": 1, "evaluation": 2}
+    charged = {"table": 0, "step": 1, "evaluation": 2}
     released.allow("step", 1)
     released.allow("evaluation", 2)
 
@@ -87,7 +87,7 @@ def test_no_more_is_used_than_was_charged(released: Released) -> None:
             released.use(kind)
 
 
-def test_an_entry_that_is_not_released_is_named(released: Released) -> None:
+def test_an_entry_that_is_not_released_is_named(released):
     """Prototypes were released, and weights were not."""
     released.add(noisy())
     released.check_entries({"prototypes": noisy()})

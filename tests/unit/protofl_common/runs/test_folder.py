@@ -1,8 +1,6 @@
 """What is written into a run's folder is read back as it was; what is not whole is left out."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,12 +10,12 @@ from protofl_common.runs.folder import RunFolder
 from tests.support.harness import run_config, run_federation
 
 
-def margin_row(number: int) -> folder.MarginRow:
+def margin_row(number):
     """Return the margins of round ``number``: of two classes, one of which has none."""
     return {"round": number, "global": [1.0, None], "clients": {"λ": [None, 0.5]}}
 
 
-def test_rows_come_back_without_a_line_of_which_only_a_part_was_written(tmp_path: Path) -> None:
+def test_rows_come_back_without_a_line_of_which_only_a_part_was_written(tmp_path):
     """A part of line 1 is dropped before the run goes on; one of line 4 is not read."""
     run = RunFolder(tmp_path)
     (tmp_path / folder.MARGINS).write_text('{"round": 1, ')
@@ -37,11 +35,11 @@ def test_rows_come_back_without_a_line_of_which_only_a_part_was_written(tmp_path
     assert list(run.margins()) == [margin_row(number) for number in (1, 2, 3)]
 
 
-def test_an_empty_or_damaged_folder_is_a_run_that_has_not_begun(tmp_path: Path) -> None:
+def test_an_empty_or_damaged_folder_is_a_run_that_has_not_begun(tmp_path):
     """Every file is read as if it was not there."""
     run = RunFolder(tmp_path)
 
-    def assert_not_begun() -> None:
+    def assert_not_begun():
         """Nothing is found, and to ask for the summary says what folder to give."""
         assert run.rows() == []
         assert list(run.margins()) == []
@@ -60,7 +58,7 @@ def test_an_empty_or_damaged_folder_is_a_run_that_has_not_begun(tmp_path: Path) 
     assert_not_begun()
 
 
-def test_older_folders_open_and_later_ones_are_named(tmp_path: Path) -> None:
+def test_older_folders_open_and_later_ones_are_named(tmp_path):
     """A file of an older version has no format number, one of a later version a larger one."""
     run = RunFolder(tmp_path)
     content = folder.Sites(algorithm="FedTGP", sites={"a": {"arch": "cnn4"}})
@@ -79,9 +77,9 @@ def test_older_folders_open_and_later_ones_are_named(tmp_path: Path) -> None:
         run.sites()
 
 
-def test_a_real_run_writes_every_declared_key_and_no_other(tmp_path: Path) -> None:
+def test_a_real_run_writes_every_declared_key_and_no_other(tmp_path):
     """``optional`` keys are declared, and stand only in runs of another kind."""
-    with_metrics: dict[str, Any] = {"metrics": "auc", "validation_fraction": 0.2}
+    with_metrics = {"metrics": "auc", "validation_fraction": 0.2}
     config = run_config(tmp_path, algo="fedplvm", rounds=1, **with_metrics)
     run = RunFolder(run_federation(config, clients=2).folder)
 

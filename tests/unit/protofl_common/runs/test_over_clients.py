@@ -1,8 +1,5 @@
 """Figures over clients: by hand, and in a run's files. And what looks odd in data or outcome."""
 
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -21,7 +18,7 @@ from tests.support.fakes import row as row_of
 from tests.support.harness import run_config, run_federation
 
 
-def test_over_clients_by_hand() -> None:
+def test_over_clients_by_hand():
     """Three clients have the accuracies 0.5, 1 and 0 over 10, 30 and 60 test samples."""
     figures = over_clients([0.5, 1.0, 0.0], [10, 30, 60])
 
@@ -35,7 +32,7 @@ def test_over_clients_by_hand() -> None:
     assert over_clients([], []) == {}
 
 
-def test_rounds_that_asked_fewer_sites_than_the_last_are_not_comparable() -> None:
+def test_rounds_that_asked_fewer_sites_than_the_last_are_not_comparable():
     """As many sites as in the last round must have been asked, and have answered.
 
     Where ``liars`` sites may lie, these numbers may differ by so many. ``numbers``: the rounds that
@@ -53,7 +50,7 @@ def test_rounds_that_asked_fewer_sites_than_the_last_are_not_comparable() -> Non
     assert comparable_rounds([]) == []
 
 
-def test_human_units() -> None:
+def test_human_units():
     """Sizes are in powers of 1,000, durations in hours, minutes and seconds."""
     sizes = [human_bytes(size) for size in (0, 999, 1536, 2.5e6, 4e9)]
 
@@ -64,14 +61,12 @@ def test_human_units() -> None:
     assert times == ["1.2s", "42s", "1m15s", "1h02m"]
 
 
-def evaluated(
-    after: int, tested: float, validated: float | None = None, asked: int = 4
-) -> dict[str, Any]:
+def evaluated(after, tested, validated=None, asked=4):
     """Return the row of an evaluation ``after`` a round, with its mean accuracies by head.
 
     ``tested`` is that on test data, ``validated`` that on validation data; all ``asked`` answered.
     """
-    row: dict[str, Any] = {
+    row = {
         "asked": asked,
         "valid": asked,
         "evaluated-after-round": after,
@@ -82,7 +77,7 @@ def evaluated(
     return row
 
 
-def test_the_best_round_is_chosen_on_validation_data_or_says_that_it_is_not() -> None:
+def test_the_best_round_is_chosen_on_validation_data_or_says_that_it_is_not():
     """Of several equal rounds it is the first; a lucky draw of two clients does not count.
 
     The figure itself, ``mean``, is on test data all the same.
@@ -104,12 +99,12 @@ def test_the_best_round_is_chosen_on_validation_data_or_says_that_it_is_not() ->
     assert best_of(rows, "head") == {"mean": 0.9, "after-round": 2, "chosen-on": "test"}
     assert best_of(rows, "prototype") is None
 
-    of_an_older_run: Any = {"mean": 0.9, "after-round": 2}
+    of_an_older_run = {"mean": 0.9, "after-round": 2}
 
     assert best_text(of_an_older_run) == "90.00 @2 (chosen on test data)"
 
 
-def test_where_some_may_lie_a_round_of_few_sites_is_never_the_best() -> None:
+def test_where_some_may_lie_a_round_of_few_sites_is_never_the_best():
     """Where sites may lie rounds are compared by trimmed means, which take enough sites.
 
     So a round without one, after round 1, is not the best.
@@ -124,7 +119,7 @@ def test_where_some_may_lie_a_round_of_few_sites_is_never_the_best() -> None:
     assert best_of(rows, "head") == {"mean": 0.5, "after-round": 0, "chosen-on": "test"}
 
 
-def result(algo: str, **clients: float) -> Any:
+def result(algo, **clients):
     """Return the summary of a run, with the accuracy of each of its ``clients``."""
     return {
         "settings": {"algo": algo},
@@ -137,7 +132,7 @@ def result(algo: str, **clients: float) -> Any:
     }
 
 
-def test_clients_are_compared_one_by_one() -> None:
+def test_clients_are_compared_one_by_one():
     """An equal mean may hide that one client pays for another; c, a tie, is not worse off."""
     alone = result("local", a=0.5, b=0.5, c=0.5)
     fedavg = result("fedavg", a=0.9, b=0.1, c=0.5)
@@ -151,7 +146,7 @@ def test_clients_are_compared_one_by_one() -> None:
     assert "worse off" not in side_by_side(single_clients_hidden).note
 
 
-def test_a_gain_over_training_alone_is_that_of_the_same_networks() -> None:
+def test_a_gain_over_training_alone_is_that_of_the_same_networks():
     """FedAvg's client b has another network than it had alone, so it is not compared."""
     alone = result("local", a=0.3, b=0.4) | {"clients": {"a": {"arch": "x"}, "b": {"arch": "y"}}}
     fedproto = result("fedproto", a=0.4, b=0.3) | {"clients": alone["clients"]}
@@ -165,7 +160,7 @@ def test_a_gain_over_training_alone_is_that_of_the_same_networks() -> None:
 
 
 @pytest.mark.slow
-def test_metrics_reach_rows_summary_and_tables(tmp_path: Path) -> None:
+def test_metrics_reach_rows_summary_and_tables(tmp_path):
     """AUC and the recalls of ten classes are in a run's rows, its summary and a table's figure."""
     config = run_config(tmp_path, metrics="auc, recall", train_samples=20, test_samples=40)
     outcome = run_federation(config, clients=3)
@@ -193,7 +188,7 @@ def test_metrics_reach_rows_summary_and_tables(tmp_path: Path) -> None:
 
 
 # -- doubts ---------------------------------------------------------------------------------------
-def written(tmp_path: Path, labels: list[str]) -> dict[str, Any]:
+def written(tmp_path, labels):
     """Return the config of a run on samples with these labels, whose inputs say nothing of them.
 
     With that learning rate, the model stays what it was.
@@ -213,7 +208,7 @@ def written(tmp_path: Path, labels: list[str]) -> dict[str, Any]:
     )
 
 
-def test_an_accuracy_that_needs_no_model(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_accuracy_that_needs_no_model(tmp_path, capfd):
     """Nine tenths of the labels are "no", which a model that learns nothing may say too."""
     outcome = run_federation(written(tmp_path, (["no"] * 9 + ["yes"]) * 8), clients=2)
     guess = outcome.summary["accuracy"]["head"]["mean"]
@@ -250,9 +245,7 @@ GUESS = "always naming each client's most frequent class is right for 60.0 %"
         [f"accuracy by prototype is 60.0 %, no better than a guess: {GUESS}"],
     ),
 ])  # fmt: skip
-def test_what_makes_the_figures_of_a_run_doubtful(
-    changes_of_last: dict[str, Any], doubts: list[str]
-) -> None:
+def test_what_makes_the_figures_of_a_run_doubtful(changes_of_last, doubts):
     """Site a has 4 and 6 test samples of two classes: naming the larger is right for 60 %."""
     rows = []
 
@@ -263,24 +256,22 @@ def test_what_makes_the_figures_of_a_run_doubtful(
     rows[-1] |= changes_of_last
     if not rows[-1]["accuracy"]:
         rows[-1]["clients"] = {"a": {"accuracy": {}}}
-    sites: Any = {"sites": {"a": {"test-classes": [4, 6]}}}
+    sites = {"sites": {"a": {"test-classes": [4, 6]}}}
 
     assert [*outcome_warnings(rows, rows[-1], sites)] == doubts
 
 
-def test_a_class_that_is_tested_nowhere(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_class_that_is_tested_nowhere(tmp_path, capfd):
     run_federation(written(tmp_path, ["a", "b"] * 20 + ["rare"]), clients=2)
 
     assert "warning: trained on, but tested nowhere: rare\n" in capfd.readouterr().out
 
 
-def test_a_method_that_breaks_at_some_clients(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_method_that_breaks_at_some_clients(tmp_path, monkeypatch):
     """One of two clients fails in both rounds, and in the final evaluation nobody does."""
     honest = FedAvg.fit
 
-    def broken(self: FedAvg[Any]) -> dict[str, float]:
+    def broken(self):
         if self.client.name == "site-1":
             raise AttributeError("'Batch' object has no attribute 'label'")
         return honest(self)
@@ -293,7 +284,7 @@ def test_a_method_that_breaks_at_some_clients(
     assert doubt.startswith(lost)
 
 
-def test_figures_of_labels_stand_together_with_the_names_of_the_labels() -> None:
+def test_figures_of_labels_stand_together_with_the_names_of_the_labels():
     """Clients that test other labels report them in another order."""
     names = ["head/label-auc/3", "prototype/label-auc/3", "head/label-auc/1", "head/auc"]
     metrics = {name: {"mean": 0.5} for name in names}
@@ -306,19 +297,19 @@ def test_figures_of_labels_stand_together_with_the_names_of_the_labels() -> None
     ]
 
 
-def test_runs_of_several_labels_are_compared_by_exact_match_if_one_has_no_auc() -> None:
+def test_runs_of_several_labels_are_compared_by_exact_match_if_one_has_no_auc():
     """The AUC and the share of right predictions are different figures."""
     several_labels = {"task": "multi-label"}
-    exact: Any = {"head": {"mean": 0.5}}
-    without: Any = {"settings": several_labels, "accuracy": exact, "metrics": {}}
-    with_auc: Any = without | {"metrics": {"head/auc": {"mean": 0.7}}}
+    exact = {"head": {"mean": 0.5}}
+    without = {"settings": several_labels, "accuracy": exact, "metrics": {}}
+    with_auc = without | {"metrics": {"head/auc": {"mean": 0.7}}}
 
     assert results_in_common([with_auc, with_auc]) == 2 * [Result("head/auc", "AUC")]
     assert results_in_common([with_auc, without]) == 2 * [Result("head", "exact match")]
 
 
-def test_a_label_that_too_few_samples_test_is_named_with_the_reason() -> None:
+def test_a_label_that_too_few_samples_test_is_named_with_the_reason():
     final = row_of(1, ["a"])
-    sites: Any = {"classes": ["no a", "a"], "sites": {}}
+    sites = {"classes": ["no a", "a"], "sites": {}}
     *_, warned = outcome_warnings([final], final, sites, "label-auc", least=5)
     assert warned.endswith("or all lack it, or too few of them do (min-class-samples = 5)")

@@ -1,7 +1,6 @@
 """A client's folder that travels, and a cluster that is not there. `tests/system` has one."""
 
 import os
-from pathlib import Path
 
 import pytest
 
@@ -11,11 +10,11 @@ from protofl_common.simulation.machine import CLUSTER, engine_for
 from tests.support.processes import free_port
 
 
-def content_of(folder: Path) -> dict[str, bytes]:
+def content_of(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def test_a_copy_elsewhere_becomes_the_folder_and_only_what_changed_travels(tmp_path: Path) -> None:
+def test_a_copy_elsewhere_becomes_the_folder_and_only_what_changed_travels(tmp_path):
     """``since`` packs what has changed since a listing, ``put_into`` unpacks it elsewhere."""
     here = tmp_path / "here"
     copy = tmp_path / "copy"
@@ -43,7 +42,7 @@ def test_a_copy_elsewhere_becomes_the_folder_and_only_what_changed_travels(tmp_p
     assert ClientFiles.since(copy, listed(copy)).content == {}
 
 
-def test_what_a_killed_node_left_of_a_folder_does_not_stay(tmp_path: Path) -> None:
+def test_what_a_killed_node_left_of_a_folder_does_not_stay(tmp_path):
     (tmp_path / "copy").mkdir()
     (tmp_path / "copy" / "3").write_bytes(b"of a round that did not count")
     ClientFiles(frozenset({"2"}), {"2": b"second"}).put_into(tmp_path / "copy")
@@ -51,7 +50,7 @@ def test_what_a_killed_node_left_of_a_folder_does_not_stay(tmp_path: Path) -> No
     assert content_of(tmp_path / "copy") == {"2": b"second"}
 
 
-def test_a_cluster_that_is_not_there_is_named_at_once() -> None:
+def test_a_cluster_that_is_not_there_is_named_at_once():
     with pytest.raises(SettingsError, match="--cluster 'head': must be HOST:PORT"):
         engine_for({CLUSTER: "head"}, "cpu")
     address = f"127.0.0.1:{free_port()}"
@@ -59,7 +58,7 @@ def test_a_cluster_that_is_not_there_is_named_at_once() -> None:
         engine_for({CLUSTER: address}, "cpu")
 
 
-def test_a_stranger_on_a_node_cannot_let_a_worker_wait(tmp_path: Path) -> None:
+def test_a_stranger_on_a_node_cannot_let_a_worker_wait(tmp_path):
     """A worker that opened a FIFO in the usual way would wait until somebody writes.
 
     Folders of clients that nobody uses any more are removed, whatever lies beside them.

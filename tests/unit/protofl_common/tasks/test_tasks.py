@@ -22,7 +22,7 @@ from protofl_common.tasks.metrics import (
 )
 
 
-def test_one_label_a_sample() -> None:
+def test_one_label_a_sample():
     """There are two samples of "b" and one of "a", a prototype of "a" and two of "b".
 
     The score of a class is minus the squared distance to its nearest prototype; "c" has none.
@@ -52,7 +52,7 @@ def test_one_label_a_sample() -> None:
     assert float(task.loss(scores[:, :2], labels)) == pytest.approx(np.mean(losses), rel=1e-5)
 
 
-def test_several_labels_a_sample() -> None:
+def test_several_labels_a_sample():
     """The first sample has label a, lacks b, and of c it is not known (-1); and so on.
 
     Each label makes two classes: 2 l for "no label l", 2 l + 1 for "label l".
@@ -88,7 +88,7 @@ def test_several_labels_a_sample() -> None:
     assert nearest.tolist() == [[0, 1, 0], [1, 1, 0]]
 
 
-def test_metrics_of_several_labels_by_hand() -> None:
+def test_metrics_of_several_labels_by_hand():
     """Four samples have labels a, b and c, 1 for yes, 0 for no, -1 for unknown."""
     task = task_of(["a", "b", "c"], "multi-label")
     scores = np.array([[1.0, 0, 0], [2, 0, 0], [3, 0, 1], [-1, 1, 1]])
@@ -107,7 +107,7 @@ def test_metrics_of_several_labels_by_hand() -> None:
     assert task.figures(by_hand, scores, truth, least=2) == {}
 
 
-def test_no_sum_over_labels_tells_of_few_samples() -> None:
+def test_no_sum_over_labels_tells_of_few_samples():
     """No combination of the sums over classes that are kept is a sum over 1 or 2 samples alone.
 
     ``sums`` has a row for each group of equal samples: which classes they add to. If some groups
@@ -134,7 +134,7 @@ def test_no_sum_over_labels_tells_of_few_samples() -> None:
     assert len(set(kept)) > 1
 
 
-def test_a_label_of_few_samples_is_small_on_both_sides() -> None:
+def test_a_label_of_few_samples_is_small_on_both_sides():
     """Two samples have label b, fewer than 3: it becomes unknown to all ten."""
     task = task_of(["a", "b"], "multi-label")
     labels = np.array([[1, 0]] * 4 + [[0, 0]] * 4 + [[0, 1]] * 2)
@@ -156,7 +156,7 @@ AUC_OF_1 = (2 + 1 + 0.5) / 4  # 0.67 beats both; 0.24 beats 0.11, and ties with 
 AUC = (AUC_OF_0 + AUC_OF_1) / 2
 
 
-def test_every_metric_by_hand() -> None:
+def test_every_metric_by_hand():
     """`SCORES` and `LABELS` are four samples of two classes among three."""
     by_hand = {
         "balanced-accuracy": pytest.approx(3 / 4),
@@ -168,10 +168,10 @@ def test_every_metric_by_hand() -> None:
     assert evaluate_metrics([*METRICS, "recall"], METRICS, SCORES, LABELS) == by_hand | recalls
 
 
-def test_auc_is_of_the_order_of_probabilities() -> None:
+def test_auc_is_of_the_order_of_probabilities():
     """It is the same for scores that give the same order of each class's probabilities."""
 
-    def auc(scores: np.ndarray) -> float:
+    def auc(scores):
         return evaluate_metrics(["auc"], METRICS, scores, LABELS)["auc"]
 
     shift_of_each_sample = np.array([[9.0], [-9], [40], [0]])  # which changes no probability
@@ -184,7 +184,7 @@ def test_auc_is_of_the_order_of_probabilities() -> None:
     assert auc(_finite(without_class_1)) == pytest.approx(((1.5 + 2) / 4 + 0.5) / 2)
 
 
-def test_a_metric_by_class_may_be_reported_for_each_class() -> None:
+def test_a_metric_by_class_may_be_reported_for_each_class():
     """ "recall" is by class; there are two classes, and two ways to predict."""
     assert task_of("ab").figure_names(["auc", "recall"]) == {
         "head/auc",
@@ -196,15 +196,13 @@ def test_a_metric_by_class_may_be_reported_for_each_class() -> None:
     }
 
 
-def test_a_metric_that_nobody_knows_is_refused_with_the_choices() -> None:
+def test_a_metric_that_nobody_knows_is_refused_with_the_choices():
     said = "metrics = 'auc, f1': 'f1' is not one of balanced-accuracy, macro-f1, auc"
     with pytest.raises(SettingsError, match=said):
         metric_names("auc, f1", [*METRICS, "recall"])
 
 
-def test_a_client_of_one_class_or_none_has_no_figure_that_is_no_number(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_client_of_one_class_or_none_has_no_figure_that_is_no_number(monkeypatch):
     """An AUC needs samples of two classes; a metric of one's own may be NaN."""
     module = ModuleType("mine")
     exec("def certain(scores, labels): return float('nan')", vars(module))
@@ -214,7 +212,7 @@ def test_a_client_of_one_class_or_none_has_no_figure_that_is_no_number(
     assert evaluate_metrics(["auc", "recall"], METRICS, SCORES[:0], LABELS[:0]) == {}
 
 
-def test_a_metric_of_ones_own_may_change_its_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_metric_of_ones_own_may_change_its_arrays(monkeypatch):
     """The metrics behind it are those without it, and the client keeps its labels."""
     module = ModuleType("mine")
     exec("def ruins(scores, labels):\n  scores[:] = labels[:] = 0\n  return 1", vars(module))
@@ -230,7 +228,7 @@ def test_a_metric_of_ones_own_may_change_its_arrays(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.slow
-def test_the_error_of_an_auc_is_that_of_resampling() -> None:
+def test_the_error_of_an_auc_is_that_of_resampling():
     """DeLong's variance against 2,000 bootstrap samples of those with and without the label."""
     task = task_of(["a", "b"], "multi-label")
     rng = np.random.default_rng(4)
@@ -252,7 +250,7 @@ def test_the_error_of_an_auc_is_that_of_resampling() -> None:
     assert task.figures(["label-auc-error"], scores[59:], truth[59:]) == {}
 
 
-def test_a_threshold_has_the_best_f1_of_all() -> None:
+def test_a_threshold_has_the_best_f1_of_all():
     """It is compared with the F1 at every threshold between two scores.
 
     Scores are shifted by their thresholds, so that 0 divides them.
@@ -262,7 +260,6 @@ def test_a_threshold_has_the_best_f1_of_all() -> None:
     truth = np.stack([rng.random(80) < 0.2, np.ones(80)], 1).astype(np.int64)
     scores = np.round(rng.normal(-3, 1, (80, 2)) + truth, 1)
     thresholds = task.thresholds(scores, truth)
-    assert thresholds is not None
     assert thresholds[1] == 0  # all have it
     found = task.figures(["macro-f1"], scores - thresholds, truth)["macro-f1"]
     tried = []
@@ -274,7 +271,7 @@ def test_a_threshold_has_the_best_f1_of_all() -> None:
     assert found > task.figures(["macro-f1"], scores, truth)["macro-f1"]
 
 
-def test_a_threshold_beside_an_infinite_score_keeps_the_others_apart() -> None:
+def test_a_threshold_beside_an_infinite_score_keeps_the_others_apart():
     """±1e30 stands for infinity: a midpoint to it would lie beyond all other scores."""
     task = task_of(["a"], "multi-label")
     positive = np.linspace(0, 5, 9)[:, None]
@@ -287,20 +284,20 @@ def test_a_threshold_beside_an_infinite_score_keeps_the_others_apart() -> None:
     assert above_all == pytest.approx(0.5)
 
 
-def test_only_validation_samples_choose_thresholds() -> None:
+def test_only_validation_samples_choose_thresholds():
     """Test samples are given those of validation samples, which are none without such samples."""
     task = task_of(["a"], "multi-label")
     samples = Samples(torch.tensor([[-3.0], [-2.0], [1.0]]), torch.tensor([[0], [1], [1]]))
     model = SplitModel(nn.Identity(), nn.Identity())
 
-    def chosen(thresholds: dict[str, np.ndarray] | None) -> dict[str, np.ndarray]:
+    def chosen(thresholds):
         return evaluate(model, samples, 3, task, metrics=["auc"], thresholds=thresholds).thresholds
 
     assert chosen(None) == {"head": np.array([-2.5])}
     assert chosen({}) == {}
 
 
-def test_rounded_figures_do_not_depend_on_validation_samples() -> None:
+def test_rounded_figures_do_not_depend_on_validation_samples():
     """One validation sample may move a threshold past many test samples.
 
     Metrics of at least ``least`` = 10 samples are rounded, and take no threshold.
@@ -311,7 +308,7 @@ def test_rounded_figures_do_not_depend_on_validation_samples() -> None:
     model = SplitModel(nn.Identity(), nn.Identity())
     samples = Samples(scores, labels)
 
-    def macro_f1(least: int, threshold: float) -> float:
+    def macro_f1(least, threshold):
         """Return it with this threshold, over the classes with at least ``least`` samples."""
         thresholds = {"head": np.array([threshold])}
         found = evaluate(

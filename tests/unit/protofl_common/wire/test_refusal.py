@@ -2,7 +2,6 @@
 
 import json
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from flwr.app import Error
@@ -17,17 +16,17 @@ SIGNATURE = "0f" * 64
 HONEST = {"text": "denied", "kind": "waiting", "site": "north", "signature": SIGNATURE}
 
 
-def read(reason: str) -> Refusal:
+def read(reason):
     """Return what is read of an error reply with this text."""
-    reply: Any = SimpleNamespace(error=Error(2, reason))  # a true one wants a Flower run
+    reply = SimpleNamespace(error=Error(2, reason))  # a true one wants a Flower run
     return refusal_in(reply)
 
 
-def test_what_a_site_writes_is_read_as_it_was_written() -> None:
+def test_what_a_site_writes_is_read_as_it_was_written():
     """A text is longest if it has signs that are not printable, each of which becomes several."""
     longest = Refusal(printable("\U0010ffff" * 1000), "waiting", "n" * 100, SIGNATURE)
 
-    assert read(pack_refusal(Refusal(**HONEST))) == Refusal(**HONEST)  # type: ignore[arg-type]
+    assert read(pack_refusal(Refusal(**HONEST))) == Refusal(**HONEST)
     assert read(pack_refusal(longest)).site == longest.site
 
 
@@ -47,7 +46,7 @@ def test_what_a_site_writes_is_read_as_it_was_written() -> None:
     json.dumps(HONEST | {"signature": f"{SIGNATURE}\n"}),
     json.dumps(HONEST | {"age": 5}),
 ])  # fmt: skip
-def test_what_is_no_whole_record_names_nobody(reason: str) -> None:
+def test_what_is_no_whole_record_names_nobody(reason):
     assert read(reason) == Refusal(printable(reason))
 
 
@@ -55,7 +54,7 @@ def test_what_is_no_whole_record_names_nobody(reason: str) -> None:
 @given(
     st.dictionaries(st.sampled_from([*HONEST, "age"]), VALUES | st.sampled_from([*HONEST.values()]))
 )
-def test_rubbish_is_short_and_plain(changes: dict[str, Any]) -> None:
+def test_rubbish_is_short_and_plain(changes):
     """Whatever stands in the record, what is read is fit for a log."""
     refusal = read(json.dumps(HONEST | changes, default=repr))
 
@@ -67,5 +66,5 @@ def test_rubbish_is_short_and_plain(changes: dict[str, Any]) -> None:
 
 
 @given(TEXTS)
-def test_any_text_is_read(reason: str) -> None:
+def test_any_text_is_read(reason):
     assert read(reason).site == ""

@@ -5,8 +5,6 @@ And accept only what keeps the rules.
 
 import math
 import string
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,10 +16,8 @@ from hypothesis import strategies as st
 
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.maths.gaussian import ClassMoments
-from protofl_common.maths.prototypes import Prototypes
-from protofl_common.wire.payloads import Payload, check_size, template_of, unpack_payload
+from protofl_common.wire.payloads import check_size, template_of, unpack_payload
 from protofl_common.wire.records import (
-    Report,
     SiteCard,
     pack_site_card,
     unpack_instructions,
@@ -31,7 +27,6 @@ from protofl_common.wire.records import (
 from protofl_common.wire.schema import Limits, RefusedMessage
 from server_app.run.replies import check_claims
 from tests.support.attacks import raw
-from tests.support.declaration import Declared
 from tests.support.declared import DECLARED, INFERENCES, SITE, report_names
 from tests.support.rubbish import DIM, NUMBERS, TEXTS, VALUES, arrays, floats
 
@@ -44,7 +39,7 @@ HELD_CLASSES = (0, 1, 2, 4)
 SAMPLES = 40
 
 
-def modules() -> list[str]:
+def modules():
     """Return the name "weights", and that of every other record of weights that is declared."""
     names = {"weights": None}
     for declared in DECLARED.values():
@@ -79,13 +74,13 @@ CARD = SiteCard(
 
 # -- what arrives ---------------------------------------------------------------------------------
 @st.composite
-def replies(draw: st.DrawFn, algo: str, training: bool) -> RecordDict:
+def replies(draw, algo, training):
     """Draw a reply as an honest client might send it, then changed in none to three places."""
     content = RecordDict()
     if training:
         add_declared_records(draw, DECLARED[algo], content)
 
-    report: dict[str, Any] = {"round": ROUND, "train_samples": SAMPLES, "test_samples": SAMPLES}
+    report = {"round": ROUND, "train_samples": SAMPLES, "test_samples": SAMPLES}
     report["validation_samples"] = draw(st.sampled_from([0, SAMPLES]))
     names = sorted(report_names(algo, training) - report.keys())
     for name in draw(st.lists(st.sampled_from(names), max_size=4)):
@@ -97,7 +92,7 @@ def replies(draw: st.DrawFn, algo: str, training: bool) -> RecordDict:
     return content
 
 
-def add_declared_records(draw: st.DrawFn, declared: Declared, content: RecordDict) -> None:
+def add_declared_records(draw, declared, content):
     """Add the records that an algorithm's clients send in training."""
     if declared.prototypes:
         content[declared.record] = some_prototypes(draw, declared)
@@ -121,7 +116,7 @@ def add_declared_records(draw: st.DrawFn, declared: Declared, content: RecordDic
         content["label_counts"] = raw_record({"counts": counts})
 
 
-def some_prototypes(draw: st.DrawFn, declared: Declared) -> ArrayRecord:
+def some_prototypes(draw, declared):
     """Return prototypes of classes that the client has, as this algorithm sends them."""
     pool = [*HELD_CLASSES, *HELD_CLASSES] if declared.several else list(HELD_CLASSES)
     number = draw(st.integers(1, len(pool)))
@@ -138,7 +133,7 @@ def some_prototypes(draw: st.DrawFn, declared: Declared) -> ArrayRecord:
     return raw_record(arrays)
 
 
-def some_weights(draw: st.DrawFn, may_be_factors: bool) -> ArrayRecord:
+def some_weights(draw, may_be_factors):
     """Return the weights of MODEL; ``body.weight`` may be the product of two factors."""
     arrays = {"body.seen": np.array(4, np.int64)}
     if may_be_factors and draw(st.booleans()):
@@ -149,16 +144,16 @@ def some_weights(draw: st.DrawFn, may_be_factors: bool) -> ArrayRecord:
     return raw_record(arrays)
 
 
-def raw_record(arrays: dict[str, np.ndarray]) -> ArrayRecord:
+def raw_record(arrays):
     return ArrayRecord({name: raw(values) for name, values in arrays.items()})
 
 
-def change_array(draw: st.DrawFn, content: RecordDict) -> None:
+def change_array(draw, content):
     for record in content.array_records.values():
         record[draw(st.sampled_from([*record, "counts", "features"]))] = draw(arrays())
 
 
-def change_labels(draw: st.DrawFn, content: RecordDict) -> None:
+def change_labels(draw, content):
     """Replace all labels and counts by other whole numbers of eight bytes."""
     for record in content.array_records.values():
         for name in {"labels", "counts"} & set(record):
@@ -168,17 +163,17 @@ def change_labels(draw: st.DrawFn, content: RecordDict) -> None:
             record[name] = raw(np.array(values, np.int64))
 
 
-def remove_array(draw: st.DrawFn, content: RecordDict) -> None:
+def remove_array(draw, content):
     for record in content.array_records.values():
         if record:
             del record[draw(st.sampled_from(sorted(record)))]
 
 
-def add_record(draw: st.DrawFn, content: RecordDict) -> None:
+def add_record(draw, content):
     """Put a record of any kind into ``content``, under a known or an unknown name."""
     known = ["prototypes", "outputs", "weights", "label_counts", "local_sets", "report", "site"]
     name = draw(st.one_of(st.sampled_from(known), TEXTS))
-    kinds: list[Callable[[], Any]] = [
+    kinds = [
         lambda: ArrayRecord({draw(TEXTS): draw(arrays())}),
         lambda: MetricRecord({draw(TEXTS): draw(st.one_of(st.integers(-9, 9), st.floats()))}),
         lambda: ConfigRecord({draw(TEXTS): draw(TEXTS)}),
@@ -186,12 +181,12 @@ def add_record(draw: st.DrawFn, content: RecordDict) -> None:
     content[name] = draw(st.sampled_from(kinds))()
 
 
-def remove_record(draw: st.DrawFn, content: RecordDict) -> None:
+def remove_record(draw, content):
     if content:
         del content[draw(st.sampled_from(sorted(content)))]
 
 
-def change_report(draw: st.DrawFn, content: RecordDict) -> None:
+def change_report(draw, content):
     """Write a number, or a list of numbers, over one value of each metric record."""
     known = ["round", "train_samples", "test_samples", "validation_samples", "correct.head"]
     known += ["losses.total", "losses.x", "seconds.train", "validation.head"]
@@ -206,9 +201,7 @@ CHANGES = (change_array, change_labels, remove_array, add_record, remove_record,
 
 
 # -- what must hold of what is accepted -----------------------------------------------------------
-def assert_proper(
-    content: RecordDict, payload: Payload, report: Report, algo: str, training: bool
-) -> None:
+def assert_proper(content, payload, report, algo, training):
     """Check that a reply that was accepted has what is declared, whole, finite and plausible."""
     declared = DECLARED[algo]
 
@@ -251,7 +244,7 @@ def assert_proper(
             assert_proper_weights(weights)
 
 
-def assert_proper_report(report: Report, training: bool) -> None:
+def assert_proper_report(report, training):
     """The report is of this round, and no count exceeds the samples."""
     assert report.round == ROUND
     assert (1 if training else 0) <= report.train_samples <= SAMPLES
@@ -263,9 +256,7 @@ def assert_proper_report(report: Report, training: bool) -> None:
     assert all(type(n) is int and 0 <= n <= report.test_samples for n in report.correct.values())
 
 
-def assert_proper_prototypes(
-    prototypes: Prototypes, record: ArrayRecord, declared: Declared, train_samples: int
-) -> None:
+def assert_proper_prototypes(prototypes, record, declared, train_samples):
     """They are those of the message, of classes that the client has, and within the bounds."""
     assert set(record) == set(declared.prototypes)
 
@@ -299,7 +290,7 @@ def assert_proper_prototypes(
         assert sum(prototypes.counts.tolist()) <= train_samples
 
 
-def assert_proper_weights(weights: dict[str, torch.Tensor]) -> None:
+def assert_proper_weights(weights):
     """They have the names, types and shapes of MODEL, and are finite."""
     assert set(weights) == set(MODEL)
     for name, (dtype, shape) in MODEL.items():
@@ -308,14 +299,14 @@ def assert_proper_weights(weights: dict[str, torch.Tensor]) -> None:
         assert np.isfinite(weights[name].numpy()).all()
 
 
-def assert_refused_with_a_reason_fit_for_a_log(refusal: RefusedMessage) -> None:
+def assert_refused_with_a_reason_fit_for_a_log(refusal):
     event("refused")
 
     assert 0 < len(str(refusal)) < 600
     assert str(refusal).isprintable()
 
 
-def assert_taken_or_refused(content: RecordDict, algo: str, training: bool) -> None:
+def assert_taken_or_refused(content, algo, training):
     """Decode a reply in the server's order: it is proper, or refused with a reason."""
     row = CATALOG[algo]
     declared = row.exchange.up if training else {}
@@ -336,11 +327,11 @@ ALGOS = st.sampled_from(sorted(DECLARED))
 
 
 @given(st.data(), ALGOS, st.booleans())
-def test_replies_are_proper_or_refused(data: st.DataObject, algo: str, training: bool) -> None:
+def test_replies_are_proper_or_refused(data, algo, training):
     assert_taken_or_refused(data.draw(replies(algo, training)), algo, training)
 
 
-def with_bytes(text: bytes, changes: list[tuple[float, int]]) -> bytes:
+def with_bytes(text, changes):
     """Return ``text`` with some bytes replaced.
 
     A change is the place, as a part of the length from 0 to 1, and the new byte.
@@ -352,7 +343,7 @@ def with_bytes(text: bytes, changes: list[tuple[float, int]]) -> bytes:
 
 
 @given(st.data(), ALGOS)
-def test_replies_with_wrong_bytes(data: st.DataObject, algo: str) -> None:
+def test_replies_with_wrong_bytes(data, algo):
     """Some bytes of a reply are changed in transit; we decode what Flower can still read."""
     content = data.draw(replies(algo, True))
     places = st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 255))
@@ -378,7 +369,7 @@ def test_replies_with_wrong_bytes(data: st.DataObject, algo: str) -> None:
     assert_taken_or_refused(read, algo, True)
 
 
-PLAUSIBLE: dict[type, st.SearchStrategy[Any]] = {
+PLAUSIBLE = {
     int: st.integers(-1, 99),
     bool: st.booleans(),
     str: st.text("abc-1/", max_size=4),
@@ -387,7 +378,7 @@ PLAUSIBLE: dict[type, st.SearchStrategy[Any]] = {
 
 
 @given(st.data())
-def test_introductions_are_proper_or_refused(data: st.DataObject) -> None:
+def test_introductions_are_proper_or_refused(data):
     """A card has up to two values changed, plausible or rubbish; one card in six gets a key more.
 
     One in six lacks a key, and one in six has a record beside it.
@@ -439,15 +430,15 @@ INSTRUCTIONS = {
 
 
 @given(st.data())
-def test_what_a_server_sends_is_proper_or_refused(data: st.DataObject) -> None:
+def test_what_a_server_sends_is_proper_or_refused(data):
     """It sends instructions, and the prototype sets of every client (FedPCL)."""
-    instructions: dict[str, Any] = dict(INSTRUCTIONS)
+    instructions = dict(INSTRUCTIONS)
     if data.draw(st.integers(0, 2)) == 0:
         instructions[data.draw(st.sampled_from(sorted(instructions)))] = data.draw(VALUES)
 
     rows = data.draw(st.integers(1, 3))
 
-    def numbers(largest: int) -> np.ndarray:
+    def numbers(largest):
         values = data.draw(st.lists(st.integers(0, largest), min_size=rows, max_size=rows))
         return np.array(values, np.int64)
 
@@ -480,7 +471,7 @@ def test_what_a_server_sends_is_proper_or_refused(data: st.DataObject) -> None:
 
 
 @given(TEXTS, st.one_of(TEXTS, st.text("0123456789,:- _", max_size=9)))
-def test_where_a_server_sends_a_client(run_name: str, run_history: str) -> None:
+def test_where_a_server_sends_a_client(run_name, run_history):
     """Instructions that are not refused have a run name fit for a folder, and a whole history.
 
     A client writes its state into the folder of that name; the history says which files count.

@@ -3,7 +3,6 @@
 import json
 import re
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,44 +10,43 @@ import pytest
 
 from protofl_common.tools.cli import doctor, main
 from tests.support.commands import output
-from tests.support.given import Patch, Printed
-
-Plant = Callable[[Patch, Path], list[str]]
-"""Plants a fault; returns what to ask the doctor."""
 
 
-def attribute(name: str, value: object) -> Plant:
-    """Return a fault: another value of something in the doctor's module."""
+def attribute(name, value):
+    """Return a fault: another value of something in the doctor's module.
 
-    def plant(patch: Patch, folder: Path) -> list[str]:
+    A fault is a function that plants it and returns what to ask the doctor.
+    """
+
+    def plant(patch, folder):
         patch.setattr(doctor, name, value)
         return []
 
     return plant
 
 
-def asked(*words: str) -> Plant:
+def asked(*words):
     """Return a fault that lies in what the doctor is asked; FOLDER stands for the test's folder."""
     return lambda patch, folder: [word.replace("FOLDER", str(folder)) for word in words]
 
 
-def no_torch(patch: Patch, folder: Path) -> list[str]:
+def no_torch(patch, folder):
     patch.setitem(sys.modules, "torch", None)
     return []
 
 
-def another_flower(patch: Patch, folder: Path) -> list[str]:
+def another_flower(patch, folder):
     patch.delattr("flwr.supernode.runtime.run_clientapp.push_task_output")
     return []
 
 
-def written(name: str, text: str, *words: str, **places: str) -> Plant:
+def written(name, text, *words, **places):
     """Return a fault that lies in a file of FOLDER; the doctor is asked ``words``.
 
     ``places``: a constant of the doctor's module, such as PROC, -> its place in FOLDER.
     """
 
-    def plant(patch: Patch, folder: Path) -> list[str]:
+    def plant(patch, folder):
         (folder / name).write_text(text)
         for attribute, path in places.items():
             patch.setattr(doctor, attribute, folder / path)
@@ -69,7 +67,7 @@ LEFT = {  # process -> its parent, its words, its FLWR_HOME
 }
 
 
-def left_running(patch: Patch, folder: Path) -> list[str]:
+def left_running(patch, folder):
     """Write a folder /proc of processes, of which two are left in our FLWR_HOME.
 
     That are 4711 and 4712, whose parent is process 1: what started them has ended.
@@ -92,7 +90,7 @@ PATIENTS = "a,label,client,split\n1,x,P,train\n2,y,P,test\n3,y,Q,train\n4,x,Q,te
 OF_PATIENTS = ("dataset=arrays", "data-dir=FOLDER/p.csv", "cache-dir=FOLDER")
 BOTH_SIDES = "both trained on and tested"
 CORRECT = "correct that setting"
-FAULTS: dict[str, tuple[Plant, str, str, str]] = {
+FAULTS = {
     "an old Flower": (attribute("requires", lambda name: ["flwr<1.0"]),
         "wrong", "is not <1.0", "-m pip install 'flwr<1.0'"),
     "a package that is missing": (attribute("requires", lambda name: ["nonesuch>=2"]),
@@ -137,21 +135,19 @@ FAULTS: dict[str, tuple[Plant, str, str, str]] = {
 
 
 @pytest.fixture(autouse=True)
-def well(monkeypatch: Patch, tmp_path: Path) -> None:
+def well(monkeypatch, tmp_path):
     """Let the doctor see no note of a cluster that this machine itself may have."""
     monkeypatch.setattr(doctor, "RAY_NOTE", tmp_path / "none")
 
 
-def findings(capsys: Printed, *words: str) -> tuple[int, list[dict[str, str]]]:
+def findings(capsys, *words):
     """Return the doctor's exit status and its findings."""
     status = main(["doctor", *words, "--json"])
     return status, json.loads(capsys.readouterr().out)["findings"]
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_planted_fault_is_found_with_a_cure(
-    fault: str, monkeypatch: Patch, tmp_path: Path, capsys: Printed
-) -> None:
+def test_a_planted_fault_is_found_with_a_cure(fault, monkeypatch, tmp_path, capsys):
     """The fault is not found before it is planted."""
     plant, level, text, cure = FAULTS[fault]
     _, before = findings(capsys)
@@ -170,15 +166,13 @@ def test_a_planted_fault_is_found_with_a_cure(
         assert status == 1
 
 
-def test_what_is_wrong_stands_first_with_its_cure_below(capsys: Printed) -> None:
+def test_what_is_wrong_stands_first_with_its_cure_below(capsys):
     wrong, cure, *_ = output(capsys, "doctor", "lr=fast", status=1).out.splitlines()
     assert wrong == "WRONG   settings      lr = 'fast': must be a number above 0"
     assert cure == f"{'':22}do: correct that setting; protofl list shows choices"
 
 
-def test_a_wrong_option_and_a_wrong_key_of_a_recipe_are_named(
-    capsys: Printed, tmp_path: Path
-) -> None:
+def test_a_wrong_option_and_a_wrong_key_of_a_recipe_are_named(capsys, tmp_path):
     """A key that differs in a letter from a known one is named with it."""
     assert "--clients 0: must be" in output(capsys, "doctor", "--clients", "0", status=1).err
 
@@ -191,8 +185,8 @@ def test_a_wrong_option_and_a_wrong_key_of_a_recipe_are_named(
 
 
 def test_patients_are_not_on_both_sides_where_their_column_means_sites(
-    capsys: Printed, monkeypatch: Patch, tmp_path: Path
-) -> None:
+    capsys, monkeypatch, tmp_path
+):
     """With a partition by domains the column ``client`` is of sites, not of patients."""
     words = ["test-from=official-own", "--clients", "2", "partition=feature-shift"]
     plant = written("p.csv", PATIENTS, *OF_PATIENTS, *words)
@@ -207,8 +201,8 @@ def test_patients_are_not_on_both_sides_where_their_column_means_sites(
         r"a fault of ProtoFL: TypeError: ord\(\) takes exactly one argument.*doctor.py, line"),
 ])  # fmt: skip
 def test_a_check_that_fails_is_wrong_and_hides_no_other(
-    name: str, value: object, topic: str, text: str, monkeypatch: Patch, capsys: Printed
-) -> None:
+    name, value, topic, text, monkeypatch, capsys
+):
     """A check raises an unexpected error, and the others have their findings."""
     monkeypatch.setattr(doctor, name, value)
     status, found = findings(capsys)
@@ -221,7 +215,7 @@ def test_a_check_that_fails_is_wrong_and_hides_no_other(
     assert {"versions", "torch", "processes"} <= {finding["topic"] for finding in found}
 
 
-def test_any_command_ends_with_the_place_of_a_fault(monkeypatch: Patch, capsys: Printed) -> None:
+def test_any_command_ends_with_the_place_of_a_fault(monkeypatch, capsys):
     monkeypatch.setattr("protofl_common.tools.cli.list.lists", ord)
     last = output(capsys, "list", status=1).err.splitlines()[-1]
 
@@ -233,9 +227,7 @@ def test_any_command_ends_with_the_place_of_a_fault(monkeypatch: Patch, capsys: 
     ("models=mlp-1", "ok", "mlp-1, 4482 parameters, tried on two samples"),
     ("models=cnn4", "wrong", "arch 'cnn4' is for square images"),
 ])  # fmt: skip
-def test_the_model_is_tried_on_two_samples(
-    options: str, level: str, said: str, tmp_path: Path, capsys: Printed
-) -> None:
+def test_the_model_is_tried_on_two_samples(options, level, said, tmp_path, capsys):
     """Data that can be read may still be data that no model can train on."""
     lines = [f"{number},{number * 7 % 5},{'xy'[number % 2]}" for number in range(40)]
     (tmp_path / "a.csv").write_text("\n".join(["a,b,label", *lines]))

@@ -4,8 +4,6 @@ import json
 import math
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
 from scipy import stats
@@ -16,7 +14,6 @@ from protofl_common.runs.folder import SUMMARY
 from protofl_common.tools.tables.groups import ABOUT_P, Estimate, holm
 from tests.support.commands import cells_of, output, told
 from tests.support.fakes import write_run
-from tests.support.given import Patch, Printed
 
 LOCAL = [0.50, 0.58, 0.53, 0.61]
 OURS = [0.55, 0.60, 0.59, 0.66]
@@ -24,19 +21,11 @@ OTHER_DATA = "not paired: other data, or divided otherwise"
 
 
 @pytest.fixture(autouse=True)
-def wide(monkeypatch: Patch) -> None:
+def wide(monkeypatch):
     monkeypatch.setenv("COLUMNS", "250")
 
 
-def write(
-    folder: Path,
-    algo: str,
-    accuracies: list[float],
-    first_seed: int = 1,
-    division: int = 1,
-    clients: int = 1,
-    **settings: Any,
-) -> list[Path]:
+def write(folder, algo, accuracies, first_seed=1, division=1, clients=1, **settings):
     """Write a run for each accuracy, of the seeds from ``first_seed`` on; return their folders.
 
     ``division`` stands for the digest of how the data were divided.
@@ -51,17 +40,17 @@ def write(
     return folders
 
 
-def edit_summary(run: Path, **changes: Any) -> None:
+def edit_summary(run, **changes):
     summary = json.loads((run / SUMMARY).read_text())
     (run / SUMMARY).write_text(json.dumps(summary | changes))
 
 
-def compared(capsys: Printed, *arguments: object) -> list[dict[str, Any]]:
+def compared(capsys, *arguments):
     """Return the groups that ``protofl compare`` makes of these folders; the best stands first."""
     return told(capsys, "compare", *map(str, arguments))["groups"]
 
 
-def test_intervals_and_tests_are_those_of_scipy(tmp_path: Path, capsys: Printed) -> None:
+def test_intervals_and_tests_are_those_of_scipy(tmp_path, capsys):
     """Two groups of four seeds each are compared, in percent."""
     write(tmp_path, "local", LOCAL)
     write(tmp_path, "fedproto", OURS)
@@ -85,7 +74,7 @@ def test_intervals_and_tests_are_those_of_scipy(tmp_path: Path, capsys: Printed)
     assert ours["difference"] is None
 
 
-def test_runs_on_other_files_are_other_experiments(tmp_path: Path, capsys: Printed) -> None:
+def test_runs_on_other_files_are_other_experiments(tmp_path, capsys):
     """Ours ran on easy.csv, and on hard.csv, which makes two groups.
 
     Local training, on hard.csv, is not paired with the first of them.
@@ -107,14 +96,14 @@ def test_runs_on_other_files_are_other_experiments(tmp_path: Path, capsys: Print
 
 
 @pytest.fixture
-def equal_runs(tmp_path: Path) -> tuple[Path, Path]:
+def equal_runs(tmp_path):
     """Two runs of the same settings and seed, on data from code of one's own."""
     (old,) = write(tmp_path / "old", "mine", OURS[:1], dataset="mine:load")
     (new,) = write(tmp_path / "new", "mine", OURS[:1], dataset="mine:load")
     return old, new
 
 
-def test_of_equal_runs_the_latest_counts(equal_runs: tuple[Path, Path], capsys: Printed) -> None:
+def test_of_equal_runs_the_latest_counts(equal_runs, capsys):
     """It is the one that ended last, whatever the order of the folders."""
     old, new = equal_runs
     for second, latest in enumerate((old, new, old), start=1):
@@ -123,9 +112,7 @@ def test_of_equal_runs_the_latest_counts(equal_runs: tuple[Path, Path], capsys: 
         assert group["runs"] == {"1": str(latest)}
 
 
-def test_runs_of_edited_code_are_another_group(
-    equal_runs: tuple[Path, Path], capsys: Printed
-) -> None:
+def test_runs_of_edited_code_are_another_group(equal_runs, capsys):
     """The digests of the module ``mine`` differ."""
     old, new = equal_runs
     edit_summary(old, versions={"torch": "2", "mine": "1a"})
@@ -138,7 +125,7 @@ def test_runs_of_edited_code_are_another_group(
     assert second["note"] == OTHER_DATA
 
 
-def test_the_table_of_groups(tmp_path: Path, capsys: Printed) -> None:
+def test_the_table_of_groups(tmp_path, capsys):
     """Four runs of FedProto, and one with another learning rate, are compared with local ones."""
     write(tmp_path, "fedproto", OURS)
     write(tmp_path, "fedproto", OURS[:1], lr=0.2)
@@ -161,14 +148,14 @@ def test_the_table_of_groups(tmp_path: Path, capsys: Printed) -> None:
     assert ["local lr=0.1", *costs] in rows
 
 
-def test_estimates_without_spread_and_of_one_figure() -> None:
+def test_estimates_without_spread_and_of_one_figure():
     """p is 0 if two equal figures are not 0, 1 if they are, and unknown of a single one."""
     assert Estimate.of([2.0, 2.0]) == Estimate(2, 2.0, 0.0, 0.0)
     assert Estimate.of([0.0, 0.0]).p == 1.0
     assert math.isnan(Estimate.of([1.0]).p)
 
 
-def test_p_is_corrected_for_the_number_of_comparisons(tmp_path: Path, capsys: Printed) -> None:
+def test_p_is_corrected_for_the_number_of_comparisons(tmp_path, capsys):
     """Holm: the smallest of n values of p is multiplied by n, the next by n − 1, and so on.
 
     None is below that of a smaller p; a comparison of one pair is no test.
@@ -197,15 +184,13 @@ def test_p_is_corrected_for_the_number_of_comparisons(tmp_path: Path, capsys: Pr
         assert p_cells(printed, name) == [f"{p_fedproto:.3f}", f"{3 * p_fedproto:.3f}"]
 
 
-def p_cells(printed: str, name: str) -> list[str]:
+def p_cells(printed, name):
     """Return the two p of a group in the printed table, without and with correction."""
     (row,) = [row for row in cells_of(printed) if row[0] == name and len(row) == 9]
     return row[6:8]
 
 
-def test_a_group_says_of_how_many_evaluations_each_of_its_figures_is(
-    tmp_path: Path, capsys: Printed
-) -> None:
+def test_a_group_says_of_how_many_evaluations_each_of_its_figures_is(tmp_path, capsys):
     """The mean of the last nine evaluations is asked for, and one run has only four."""
     for seed, evaluations in enumerate((4, 9, 9)):
         settings = {"algo": "local", "seed": seed}
@@ -222,9 +207,7 @@ def test_a_group_says_of_how_many_evaluations_each_of_its_figures_is(
     ({"clients": 2}, OTHER_DATA),
     ({"first_seed": 11}, "not paired: no seed in common"),
 ])  # fmt: skip
-def test_runs_that_cannot_be_paired_are_named_with_the_reason(
-    tmp_path: Path, capsys: Printed, changes: dict[str, Any], note: str
-) -> None:
+def test_runs_that_cannot_be_paired_are_named_with_the_reason(tmp_path, capsys, changes, note):
     """``changes`` are of the runs of local training."""
     ours = write(tmp_path, "fedproto", OURS)
     others = write(tmp_path, "local", LOCAL, **changes)
@@ -235,9 +218,7 @@ def test_runs_that_cannot_be_paired_are_named_with_the_reason(
     assert local["note"] == note
 
 
-def test_runs_on_a_file_that_was_edited_between_them_are_other_experiments(
-    tmp_path: Path, capsys: Printed
-) -> None:
+def test_runs_on_a_file_that_was_edited_between_them_are_other_experiments(tmp_path, capsys):
     """The last run of each group is on another content of the same file."""
     for algo in ("fedproto", "local"):
         *_, last = write(tmp_path, algo, OURS)
@@ -249,16 +230,14 @@ def test_runs_on_a_file_that_was_edited_between_them_are_other_experiments(
     assert [group["note"] for group in groups] == ["", OTHER_DATA, "", OTHER_DATA]
 
 
-def test_single_runs_are_compared_with_a_warning(tmp_path: Path, capsys: Printed) -> None:
+def test_single_runs_are_compared_with_a_warning(tmp_path, capsys):
     (ours,) = write(tmp_path, "fedproto", OURS[:1])
     (local,) = write(tmp_path, "local", LOCAL[:1])
 
     assert "one pair: may be chance" in output(capsys, "compare", ours, local).out
 
 
-def test_a_group_without_the_others_figure_and_networks_is_not_paired(
-    tmp_path: Path, capsys: Printed
-) -> None:
+def test_a_group_without_the_others_figure_and_networks_is_not_paired(tmp_path, capsys):
     """Local training predicts by prototypes only, and with another network."""
     (ours,) = write(tmp_path, "fedproto", OURS[:1])
     (local,) = write(tmp_path, "local", LOCAL[:1])
@@ -273,9 +252,7 @@ def test_a_group_without_the_others_figure_and_networks_is_not_paired(
 
 
 @pytest.mark.slow
-def test_the_figure_of_intervals_shows_the_chosen_figure_of_each_group(
-    tmp_path: Path, capsys: Printed
-) -> None:
+def test_the_figure_of_intervals_shows_the_chosen_figure_of_each_group(tmp_path, capsys):
     """Four runs of ours and two of local training have two seeds in common."""
     write(tmp_path, "fedproto", OURS)
     write(tmp_path, "local", LOCAL[:2])
@@ -289,7 +266,7 @@ def test_the_figure_of_intervals_shows_the_chosen_figure_of_each_group(
     assert local["difference"]["n"] == 2
     assert local["difference"]["mean"] == pytest.approx(-3.5)
 
-    svg = (figures / "intervals.svg").read_text(encoding="utf-8")
+    svg = (figures / "intervals.svg").read_text()
     tag = svg.partition("<svg ")[2].partition(">")[0]
 
     assert 'xmlns="http://www.w3.org/2000/svg"' in tag
@@ -298,7 +275,7 @@ def test_the_figure_of_intervals_shows_the_chosen_figure_of_each_group(
 
 
 @pytest.mark.slow
-def test_comparing_writes_a_latex_table_and_figures(tmp_path: Path, capsys: Printed) -> None:
+def test_comparing_writes_a_latex_table_and_figures(tmp_path, capsys):
     """The name of a network has signs that LaTeX reads, which are escaped."""
     write(tmp_path, "local", LOCAL, models="my_net:50%&$x")
     write(tmp_path, "fedavg", LOCAL[:1], models="cnn4")
@@ -307,7 +284,7 @@ def test_comparing_writes_a_latex_table_and_figures(tmp_path: Path, capsys: Prin
 
     output(capsys, "compare", tmp_path, "--latex", latex, "--figures", figures)
 
-    text = latex.read_text(encoding="utf-8")
+    text = latex.read_text()
     lines = [" ".join(line.split()) for line in text.splitlines()]  # without aligned columns
     origin = "Over the clients that have them, of test data unless it says otherwise: final head."
 
@@ -332,14 +309,14 @@ def test_comparing_writes_a_latex_table_and_figures(tmp_path: Path, capsys: Prin
     assert {file.name for file in figures.iterdir()} == wanted
 
 
-def test_signs_that_latex_would_read_are_escaped() -> None:
+def test_signs_that_latex_would_read_are_escaped():
     latex = Table("ab", [["[1]", "-2 α-3 β|"]]).as_latex()
     assert r"{[}1] & $-$2 $\alpha$-3 $\beta$$|$ \\" in latex, "\\[1] is space"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", [["compare", "FOLDER"], ["runs", "FOLDER"], ["list"]])
-def test_figures_are_read_without_pytorch(words: list[str], tmp_path: Path) -> None:
+def test_figures_are_read_without_pytorch(words, tmp_path):
     """The import of PyTorch takes seconds."""
     write(tmp_path, "local", LOCAL)
     words = [word.replace("FOLDER", str(tmp_path)) for word in words]
@@ -354,9 +331,7 @@ def test_figures_are_read_without_pytorch(words: list[str], tmp_path: Path) -> N
     ("--over median", "figure.over = 'median': choose mean"),
     ("FOLDER/none", "no such folder"),
 ])  # fmt: skip
-def test_what_cannot_work_is_said(
-    words: str, expected: str, tmp_path: Path, capsys: Printed
-) -> None:
+def test_what_cannot_work_is_said(words, expected, tmp_path, capsys):
     runs = write(tmp_path, "local", LOCAL)
     options = words.replace("FOLDER", str(tmp_path)).split()
     assert expected in output(capsys, "compare", *runs, *options, status=1).err

@@ -1,20 +1,17 @@
 """``--json``: what each command prints is an object of the schema that the documents have."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 import jsonschema
 
-from protofl_common.runs.events import Event, Failed, Finished, OnEvent, RoundDone
+from protofl_common.runs.events import Event, Failed, Finished, RoundDone
 from protofl_common.simulation import grid
 from protofl_common.tools.cli import COMMANDS, main
 from tests.support.commands import SCHEMA, parsers_of, told
 from tests.support.fakes import row
-from tests.support.given import Patch, Printed
 
 
-def test_every_command_with_the_option_has_a_part_of_the_schema() -> None:
+def test_every_command_with_the_option_has_a_part_of_the_schema():
     """The schema has a definition for each such command, and one for each event of a run."""
     able = set()
     for name in COMMANDS:
@@ -31,7 +28,7 @@ def test_every_command_with_the_option_has_a_part_of_the_schema() -> None:
     assert set(SCHEMA["$defs"]["run"]["properties"]["event"]["enum"]) == events
 
 
-def test_lists_and_findings_follow_the_schema(tmp_path: Path, capsys: Printed) -> None:
+def test_lists_and_findings_follow_the_schema(tmp_path, capsys):
     assert told(capsys, "runs", str(tmp_path))["runs"] == []
     assert told(capsys, "list", "partitions").keys() == {"command", "format", "partitions"}
     assert len(told(capsys, "list")) == 9  # seven lists, the command and the format
@@ -39,9 +36,7 @@ def test_lists_and_findings_follow_the_schema(tmp_path: Path, capsys: Printed) -
     assert told(capsys, "site", "check", "--node-config", 'site-name="north"')["findings"]
 
 
-def test_what_a_site_keeps_is_told_with_its_size_and_places(
-    tmp_path: Path, capsys: Printed
-) -> None:
+def test_what_a_site_keeps_is_told_with_its_size_and_places(tmp_path, capsys):
     """It keeps a model of ten bytes of one run, and has no caches."""
     state = tmp_path / "first" / "clients" / "north"
     state.mkdir(parents=True)
@@ -54,11 +49,11 @@ def test_what_a_site_keeps_is_told_with_its_size_and_places(
 
 
 def test_a_run_is_a_line_for_each_event_and_quietly_for_its_end_alone(
-    tmp_path: Path, capsys: Printed, monkeypatch: Patch
-) -> None:
+    tmp_path, capsys, monkeypatch
+):
     """What code of one's own prints is not among these lines."""
 
-    def attempt(config: Any, federation: object, on_event: OnEvent) -> Path | Failed:
+    def attempt(config, federation, on_event):
         """Stand in for a run: one round is done, and it ends well unless its name is "bad"."""
         print("what code of one's own prints")
         on_event(RoundDone(row(1, ["a"]), 1, 0.5))
@@ -68,7 +63,7 @@ def test_a_run_is_a_line_for_each_event_and_quietly_for_its_end_alone(
         on_event(end)
         return end if isinstance(end, Failed) else tmp_path
 
-    def lines(*words: str) -> list[dict[str, Any]]:
+    def lines(*words):
         """Return the events of ``protofl run --json``, each of which follows the schema."""
         main(["run", *words, "--json"])
         events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]

@@ -6,7 +6,6 @@ import os
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import pytest
@@ -15,24 +14,22 @@ from filelock import FileLock
 from protofl_common.config.architectures import ARCHITECTURES, GROUPS
 from protofl_common.config.backbones import EMBEDDED
 from protofl_common.config.datasets import DATASETS, PARTITIONS
-from protofl_common.config.options import Config
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.report import charts
 from protofl_common.tools.cli import main, program
 from protofl_common.wire.schema import Exchange, Weights
 from tests.support.commands import cells_of, output, told
 from tests.support.fakes import row, write, write_run
-from tests.support.given import Patch, Printed
 
 
 @pytest.fixture(autouse=True)
-def wide(monkeypatch: Patch) -> None:
+def wide(monkeypatch):
     monkeypatch.setenv("COLUMNS", "300")
     # All figures of a page take a second.
     monkeypatch.setattr("protofl_common.report.page.FIGURES", {"Accuracy": (charts.means,)})
 
 
-def test_every_choice_is_listed_with_its_explanation(capsys: Printed) -> None:
+def test_every_choice_is_listed_with_its_explanation(capsys):
     """Each line is a name, spaces, and what the code says of it."""
     assert main(["list"]) == 0
 
@@ -49,7 +46,7 @@ def test_every_choice_is_listed_with_its_explanation(capsys: Printed) -> None:
         assert algorithm.paper in listed[name]
 
 
-def test_an_output_that_takes_ascii_only_gets_question_marks(monkeypatch: Patch) -> None:
+def test_an_output_that_takes_ascii_only_gets_question_marks(monkeypatch):
     """The program must not end in an error of the encoding."""
     printed = io.BytesIO()
     monkeypatch.setattr("sys.argv", ["protofl", "list"])
@@ -61,7 +58,7 @@ def test_an_output_that_takes_ascii_only_gets_question_marks(monkeypatch: Patch)
     assert b"MNIST, 28?28 grey" in printed.getvalue()  # for 28×28
 
 
-def listed_algorithms(capsys: Printed) -> str:
+def listed_algorithms(capsys):
     """Return what ``protofl list algorithms`` prints, as one line."""
     main(["list", "algorithms"])
     return " ".join(capsys.readouterr().out.split())
@@ -82,13 +79,11 @@ MEME = "weights (all weights of the meme, a shared model)"
     "Up: outputs (a mean output of each class).",
     f"Down: {MEME}. Up: {MEME}.",
 ])  # fmt: skip
-def test_what_crosses_the_wire_is_said(text: str, capsys: Printed) -> None:
+def test_what_crosses_the_wire_is_said(text, capsys):
     assert text in listed_algorithms(capsys)
 
 
-def test_a_part_of_the_model_and_a_second_model_are_named(
-    monkeypatch: Patch, capsys: Printed
-) -> None:
+def test_a_part_of_the_model_and_a_second_model_are_named(monkeypatch, capsys):
     """A made-up algorithm sends the body, and a model called critic."""
     up = {"weights": Weights(parts=("body.",)), "critic": Weights(of="critic")}
     monkeypatch.setitem(CATALOG, "mine", replace(CATALOG["fedavg"], exchange=Exchange(up=up)))
@@ -98,7 +93,7 @@ def test_a_part_of_the_model_and_a_second_model_are_named(
 
 
 @pytest.fixture
-def two_runs(tmp_path: Path) -> list[str]:
+def two_runs(tmp_path):
     """The folders of a run of local training and one of FedProto, on data divided otherwise."""
     one = tmp_path / "one"
     two = tmp_path / "two"
@@ -110,9 +105,7 @@ def two_runs(tmp_path: Path) -> list[str]:
     return [str(one), str(two)]
 
 
-def test_compare_shows_figures_and_the_settings_that_differ(
-    two_runs: list[str], capsys: Printed
-) -> None:
+def test_compare_shows_figures_and_the_settings_that_differ(two_runs, capsys):
     """A row has the name of a run, in which are the settings that differ, and its figures."""
     rows = cells_of(output(capsys, "compare", *two_runs).out)
 
@@ -130,9 +123,7 @@ def test_compare_shows_figures_and_the_settings_that_differ(
     ({"settings": {"seed": "x"}}, "RUN: not the figures of a run: ValueError"),
     ({"rounds": "many"}, "fedproto: not the figures of a run: TypeError"),
 ])  # fmt: skip
-def test_a_summary_whose_content_is_not_that_of_a_run_is_named(
-    changes: dict[str, Any], error: str, two_runs: list[str], capsys: Printed
-) -> None:
+def test_a_summary_whose_content_is_not_that_of_a_run_is_named(changes, error, two_runs, capsys):
     """RUN stands for the folder in ``error``."""
     _, run = two_runs
     file = Path(run) / "summary.json"
@@ -142,7 +133,7 @@ def test_a_summary_whose_content_is_not_that_of_a_run_is_named(
     assert error.replace("RUN", run) in refused
 
 
-def test_a_run_without_a_summary_is_named(two_runs: list[str], capsys: Printed) -> None:
+def test_a_run_without_a_summary_is_named(two_runs, capsys):
     _, run = two_runs
     (Path(run) / "summary.json").write_text("")
     assert f"{run}: no summary.json in it" in output(capsys, "compare", run, status=1).err
@@ -152,7 +143,7 @@ EVIL = "\x1b]0;owned\x07<img src=x>"
 
 
 @pytest.fixture
-def strangers_runs(tmp_path: Path) -> Path:
+def strangers_runs(tmp_path):
     """A folder of runs with control characters in whatever a run has.
 
     The number of rounds of the last two is no number, or infinite.
@@ -171,9 +162,7 @@ def strangers_runs(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_strangers_run_writes_no_escapes_on_the_terminal(
-    strangers_runs: Path, capsys: Printed
-) -> None:
+def test_a_strangers_run_writes_no_escapes_on_the_terminal(strangers_runs, capsys):
     """Two of four runs are left out of the list, as their rounds are no numbers."""
     listed = output(capsys, "runs", strangers_runs)
 
@@ -189,7 +178,7 @@ def test_a_strangers_run_writes_no_escapes_on_the_terminal(
 
 
 @pytest.fixture
-def runs(tmp_path: Path, monkeypatch: Patch) -> Path:
+def runs(tmp_path, monkeypatch):
     """A folder of four runs: of today, yesterday (stopped), and 10 and 20 days ago (finished).
 
     That of today is running while a test takes its lock.
@@ -198,7 +187,7 @@ def runs(tmp_path: Path, monkeypatch: Patch) -> Path:
     for name, days in (("running", 0), ("stopped", 1), ("newer", 10), ("older", 20)):
         folder = tmp_path / "runs" / name
         partition = "own" if name == "running" else "iid"
-        settings: Config = {"algo": "local", "dataset": "digits", "partition": partition}
+        settings = {"algo": "local", "dataset": "digits", "partition": partition}
         settings |= {"seed": days}
         write_run(folder, settings, [{"0": {"head": 0.25 + days / 100}}] * 3)
         toml = [f"{key} = {json.dumps(value)}\n" for key, value in settings.items()]
@@ -213,7 +202,7 @@ def runs(tmp_path: Path, monkeypatch: Patch) -> Path:
     return tmp_path / "runs"
 
 
-def test_the_list_of_runs(runs: Path, capsys: Printed) -> None:
+def test_the_list_of_runs(runs, capsys):
     """A run's line has its state, its data, its last and best accuracy, and its size."""
     with FileLock(runs / ".running.lock"):
         found = {run["name"]: run for run in told(capsys, "runs")["runs"]}
@@ -242,14 +231,12 @@ def test_the_list_of_runs(runs: Path, capsys: Printed) -> None:
     assert "local · digits · seed 20" in printed
 
 
-def test_a_folder_of_runs_that_is_not_there_is_named(capsys: Printed) -> None:
+def test_a_folder_of_runs_that_is_not_there_is_named(capsys):
     refusal = "nowhere: no such folder; runs are in runs unless out-dir says otherwise"
     assert refusal in output(capsys, "runs", "nowhere", status=1).err
 
 
-def test_a_report_of_a_folder_and_of_a_name_in_runs(
-    tmp_path: Path, monkeypatch: Patch, capsys: Printed
-) -> None:
+def test_a_report_of_a_folder_and_of_a_name_in_runs(tmp_path, monkeypatch, capsys):
     """A run is given by its folder, or by its name in ``runs``."""
     monkeypatch.chdir(tmp_path)
     one = write(tmp_path / "elsewhere" / "one", [row(1, ["a"])])
@@ -263,13 +250,11 @@ def test_a_report_of_a_folder_and_of_a_name_in_runs(
         assert (folder / "report.html").stat().st_size > 1000
 
 
-def test_no_run_and_no_page_to_write_are_named(
-    tmp_path: Path, monkeypatch: Patch, capsys: Printed
-) -> None:
+def test_no_run_and_no_page_to_write_are_named(tmp_path, monkeypatch, capsys):
     """There is no folder, or an empty one, or a folder in the place of the page, or no true row."""
     monkeypatch.chdir(tmp_path)
 
-    def refusal_of(run: object) -> str:
+    def refusal_of(run):
         return output(capsys, "report", run, status=1).err
 
     assert "nowhere: no such folder, neither here nor in runs/" in refusal_of("nowhere")

@@ -4,21 +4,19 @@ import re
 import sys
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import get_type_hints
 
 import numpy as np
 import pytest
 from rich.console import Console
 
-from protofl_common.config.options import Config, SettingsError, key_of
+from protofl_common.config.options import SettingsError, key_of
 from protofl_common.config.sections import SECTIONS
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.settings import Settings, default_run_config, known_keys
 from protofl_common.runs.events import (
-    Event,
     Failed,
     Finished,
-    OnEvent,
     RoundDone,
     Said,
     Started,
@@ -31,20 +29,17 @@ from protofl_common.tools.cli import main, run
 from protofl_common.tools.cli.run import Screen
 from tests.support.commands import output
 from tests.support.fakes import row
-from tests.support.given import Patch, Printed
-
-Attempt = tuple[Config, Config]
 
 
 @pytest.fixture
-def attempts(monkeypatch: Patch, tmp_path: Path) -> list[Attempt]:
+def attempts(monkeypatch, tmp_path):
     """The run config and federation config of each run that would have begun.
 
     A run with the name "bad" fails.
     """
-    attempts: list[Attempt] = []
+    attempts = []
 
-    def attempt(config: Config, federation: Config, on_event: OnEvent) -> Path | Failed:
+    def attempt(config, federation, on_event):
         """Stand in for a run, which fails if its name is "bad"."""
         attempts.append((dict(config), dict(federation)))
         on_event(Said("a line of the run"))
@@ -58,13 +53,11 @@ def attempts(monkeypatch: Patch, tmp_path: Path) -> list[Attempt]:
     return attempts
 
 
-def federation_of(clients: int) -> Config:
+def federation_of(clients):
     return {"num-supernodes": clients, "client-resources-num-cpus": 1}
 
 
-def test_settings_go_over_the_defaults_of_ten_clients(
-    attempts: list[Attempt], capsys: Printed, tmp_path: Path
-) -> None:
+def test_settings_go_over_the_defaults_of_ten_clients(attempts, capsys, tmp_path):
     """Without any word the defaults run with ten clients."""
     assert main(["run", "algo=fedplvm", "--clients", "20", "rounds=20", "models=cnn4"]) == 0
 
@@ -79,9 +72,7 @@ def test_settings_go_over_the_defaults_of_ten_clients(
     assert attempts[1] == (default_run_config(), federation_of(10))
 
 
-def test_a_recipe_alone_has_the_clients_of_its_comment(
-    attempts: list[Attempt], monkeypatch: Patch
-) -> None:
+def test_a_recipe_alone_has_the_clients_of_its_comment(attempts, monkeypatch):
     """FedPCL's recipe says in a comment that it is for five."""
     monkeypatch.setattr(arguments, "check_data_are_here", lambda settings: None)
     assert main(["run", "--recipe", "configs/recipes/fedpcl-digits.toml"]) == 0
@@ -90,9 +81,7 @@ def test_a_recipe_alone_has_the_clients_of_its_comment(
     assert attempts == [(config, federation_of(5))]
 
 
-def test_a_recipe_may_hold_settings_of_several_algorithms_and_settings_beside_it_win(
-    attempts: list[Attempt],
-) -> None:
+def test_a_recipe_may_hold_settings_of_several_algorithms_and_settings_beside_it_win(attempts):
     """`fedtgp-fmnist-practical` has FedProto's too."""
     settings = ["dataset=digits", "partition=iid", "test-from=split", "rounds=3"]
     settings += ["algo=fedproto", "fedproto.lambda=2"]
@@ -108,9 +97,7 @@ def test_a_recipe_may_hold_settings_of_several_algorithms_and_settings_beside_it
     assert config["fedtgp.lambda"] == 0.1
 
 
-def test_own_data_are_read_before_anything_starts(
-    attempts: list[Attempt], capsys: Printed, tmp_path: Path
-) -> None:
+def test_own_data_are_read_before_anything_starts(attempts, capsys, tmp_path):
     """A file without the arrays that are needed is refused; the right one is run."""
     command = [*run_of_arrays(tmp_path), "partition=iid"]
     np.savez(tmp_path / "mine.npz", x=np.ones((4, 3)), y=np.arange(4))
@@ -125,9 +112,7 @@ def test_own_data_are_read_before_anything_starts(
 @pytest.mark.parametrize(("options", "clients"), [
     ("partition=natural", 3), ("partition=iid", 10), ("partition=natural --clients 2", 2),
 ])  # fmt: skip
-def test_as_many_clients_as_the_data_name(
-    options: str, clients: int, attempts: list[Attempt], tmp_path: Path
-) -> None:
+def test_as_many_clients_as_the_data_name(options, clients, attempts, tmp_path):
     """A natural partition has the data's three clients unless ``--clients`` says otherwise."""
     sites = ["a", "a", "b", "b", "c", "c"]
     np.savez(tmp_path / "mine.npz", inputs=np.ones((6, 3)), labels=[0, 1] * 3, client=sites)
@@ -138,12 +123,12 @@ def test_as_many_clients_as_the_data_name(
     assert federation["num-supernodes"] == clients
 
 
-def run_of_arrays(folder: Path) -> list[str]:
+def run_of_arrays(folder):
     places = [f"data-dir={folder / 'mine.npz'}", f"cache-dir={folder / 'cache'}"]
     return ["run", "dataset=arrays", *places]
 
 
-def test_the_versions_of_protofl_flower_and_pytorch_are_printed(capsys: Printed) -> None:
+def test_the_versions_of_protofl_flower_and_pytorch_are_printed(capsys):
     printed = output(capsys, "--version").out
     assert re.fullmatch(r"protofl \d\S+, flwr \d\S+, torch \d\S+\n", printed)
 
@@ -151,14 +136,14 @@ def test_the_versions_of_protofl_flower_and_pytorch_are_printed(capsys: Printed)
 @pytest.mark.parametrize(("command", "hint"), [
     ("run", "; settings are KEY=VALUE without dashes, such as rounds=5"), ("report", ""),
 ])  # fmt: skip
-def test_a_setting_with_dashes_is_refused(command: str, hint: str, capsys: Printed) -> None:
+def test_a_setting_with_dashes_is_refused(command, hint, capsys):
     with pytest.raises(SystemExit):
         main([command, "mine", "--rounds=5"])
     refusal = f"{command}: error: unrecognized arguments: --rounds=5{hint}\n"
     assert capsys.readouterr().err.endswith(refusal)
 
 
-def test_a_failed_run_exits_with_1(attempts: list[Attempt], capsys: Printed) -> None:
+def test_a_failed_run_exits_with_1(attempts, capsys):
     assert output(capsys, "run", "run-name=bad", status=1).err == "protofl: this run has failed\n"
     assert main(["run", "run-name=bad", "--quiet"]) == 1
 
@@ -166,7 +151,7 @@ def test_a_failed_run_exits_with_1(attempts: list[Attempt], capsys: Printed) -> 
     assert capsys.readouterr().err.splitlines() == [*lines, "protofl: this run has failed"]
 
 
-def test_the_program_is_named_so_that_a_shell_finds_it(monkeypatch: Patch, tmp_path: Path) -> None:
+def test_the_program_is_named_so_that_a_shell_finds_it(monkeypatch, tmp_path):
     """In an environment that is not activated, as after ``make run``, it is named by its path."""
     file = Path(sys.executable).with_name("protofl")
     monkeypatch.chdir(file.parents[2])
@@ -199,8 +184,8 @@ def test_the_program_is_named_so_that_a_shell_finds_it(monkeypatch: Patch, tmp_p
     ("arch=collections:Networks", "arch = 'collections:Networks': collections has no Networks"),
 ])  # fmt: skip
 def test_what_is_wrong_is_named_before_anything_starts(
-    words: str, expected: str, attempts: list[Attempt], capsys: Printed, monkeypatch: Patch
-) -> None:
+    words, expected, attempts, capsys, monkeypatch
+):
     monkeypatch.setitem(sys.modules, "timm", None)
     assert expected in output(capsys, "run", *words.split(), status=1).err
     assert attempts == []
@@ -208,12 +193,10 @@ def test_what_is_wrong_is_named_before_anything_starts(
 
 @pytest.mark.parametrize("has_checkpoint", [False, True])
 @pytest.mark.usefixtures("attempts")
-def test_ctrl_c_exits_with_130_and_a_hint(
-    has_checkpoint: bool, tmp_path: Path, monkeypatch: Patch, capsys: Printed
-) -> None:
+def test_ctrl_c_exits_with_130_and_a_hint(has_checkpoint, tmp_path, monkeypatch, capsys):
     """The hint is given only if the run has a checkpoint to go on from."""
 
-    def interrupted(config: Config, federation: Config, on_event: OnEvent) -> None:
+    def interrupted(config, federation, on_event):
         on_event(Started(tmp_path, "FedProto", "Tan et al., AAAI 2022", baseline=False))
         if has_checkpoint:
             (tmp_path / "resume.toml").touch()
@@ -226,19 +209,19 @@ def test_ctrl_c_exits_with_130_and_a_hint(
     assert (f"run --recipe {tmp_path}/resume.toml\n" in printed) is has_checkpoint
 
 
-def test_every_recipe_says_its_federation() -> None:
+def test_every_recipe_says_its_federation():
     for path in RECIPES.glob("*.toml"):
         assert int(read_recipe(path.stem).federation["num-supernodes"]) > 1, path
     assert federation_in("algo = 'x'") == federation_of(10)
 
 
-def test_a_recipe_that_is_not_toml_is_refused(tmp_path: Path) -> None:
+def test_a_recipe_that_is_not_toml_is_refused(tmp_path):
     (tmp_path / "bad.toml").write_text("algo = fedproto")
     with pytest.raises(SettingsError, match=r"bad.toml': not TOML"):
         read_recipe(str(tmp_path / "bad.toml"))
 
 
-def test_every_key_has_the_type_that_its_field_declares() -> None:
+def test_every_key_has_the_type_that_its_field_declares():
     """The defaults have the types of the fields of all settings."""
     types = {key: type(value) for key, value in default_run_config().items()}
     assert set(types) == set(known_keys())
@@ -251,7 +234,7 @@ def test_every_key_has_the_type_that_its_field_declares() -> None:
             assert types[prefix + key_of(field.name)] is hints[field.name]
 
 
-def test_the_declared_type_decides_how_a_value_is_read() -> None:
+def test_the_declared_type_decides_how_a_value_is_read():
     """ "7" is a text for ``classes``, and "1" a floating point number for ``lr``."""
     words = ["algo=fedplvm", "rounds=20", "lr=1", "fedplvm.contrast=False"]
     words += ['run-name="a b"', "data-dir=/x=y", "classes=7"]
@@ -264,7 +247,7 @@ def test_the_declared_type_decides_how_a_value_is_read() -> None:
     assert isinstance(settings["lr"], float)
 
 
-def test_what_does_not_fit_stays_text_and_is_named_with_the_choices() -> None:
+def test_what_does_not_fit_stays_text_and_is_named_with_the_choices():
     """Four wrong words give four lines."""
     words = ["rounds=many", "algo=fedplvn", "keep-optimizer=2", "momentim=0.5"]
     config = default_run_config() | read_assignments(words)
@@ -279,7 +262,7 @@ def test_what_does_not_fit_stays_text_and_is_named_with_the_choices() -> None:
     assert lines[3] == "keep-optimizer = '2': must be true or false"
 
 
-def test_words_that_are_no_settings_are_named() -> None:
+def test_words_that_are_no_settings_are_named():
     clients = r"clients=20: the number of simulated .* --clients 20\n"
     no_setting = "fedproto: must be key=value, such as algo=fedproto"
     with pytest.raises(SettingsError, match=clients + no_setting):
@@ -317,7 +300,7 @@ next: protofl list
 """.strip().splitlines()
 
 
-def shown(events: list[Event], capsys: Printed, **options: Any) -> list[str]:
+def shown(events, capsys, **options):
     """Return the lines that a screen shows of a run's events, and of its end if it is good."""
     with Screen(**options) as screen:
         for event in events:
@@ -327,18 +310,18 @@ def shown(events: list[Event], capsys: Printed, **options: Any) -> list[str]:
     return capsys.readouterr().out.splitlines()
 
 
-def test_a_good_run_shows_all_and_quietly_the_result_alone(capsys: Printed) -> None:
+def test_a_good_run_shows_all_and_quietly_the_result_alone(capsys):
     assert shown(GOOD_RUN, capsys) == LINES + RESULT
     assert shown(GOOD_RUN, capsys, quiet=True) == RESULT
 
 
-def test_a_dumb_terminal_is_shown_lines(capsys: Printed) -> None:
-    looks: dict[str, Any] = {"no_color": True, "soft_wrap": True, "highlight": False}
+def test_a_dumb_terminal_is_shown_lines(capsys):
+    looks = {"no_color": True, "soft_wrap": True, "highlight": False}
     dumb = Console(force_terminal=True, _environ={"TERM": "dumb"}, **looks)
     assert shown(GOOD_RUN[:5], capsys, console=dumb) == LINES
 
 
-def test_quiet_shows_doubts_too_and_keeps_what_a_failure_refers_to(capsys: Printed) -> None:
+def test_quiet_shows_doubts_too_and_keeps_what_a_failure_refers_to(capsys):
     """Warnings are shown at the end; of all else the last lines are kept."""
     doubt = Warned("accuracy by head is 50.0 %, no better than a guess")
     assert shown([*GOOD_RUN[:5], doubt], capsys, quiet=True) == []
@@ -354,7 +337,7 @@ def test_quiet_shows_doubts_too_and_keeps_what_a_failure_refers_to(capsys: Print
 
 
 @pytest.mark.parametrize("no_color", [False, True])
-def test_a_terminal_has_one_live_line_and_a_box(no_color: bool) -> None:
+def test_a_terminal_has_one_live_line_and_a_box(no_color):
     """The box has the result; colours depend on ``no_color``."""
     console = Console(force_terminal=True, width=100, no_color=no_color, highlight=False)
     with console.capture() as captured, Screen(console=console) as screen:

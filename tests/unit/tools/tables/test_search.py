@@ -2,9 +2,6 @@
 
 import json
 import re
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import jsonschema
 import pytest
@@ -14,13 +11,12 @@ from protofl_common.config.options import SettingsError
 from protofl_common.experiment.settings import default_run_config, to_run_config
 from protofl_common.tools.cli import main
 from protofl_common.tools.cli.table import _shard, execute
-from protofl_common.tools.tables.plan import Run, Runs, plan
+from protofl_common.tools.tables.plan import Runs, plan
 from protofl_common.tools.tables.search import check_search
 from protofl_common.tools.tables.spec import read_table
 from tests.support import launches
 from tests.support.commands import SCHEMA
-from tests.support.fakes import Accuracies, write_run
-from tests.support.given import Printed
+from tests.support.fakes import write_run
 from tests.support.harness import CACHE, run_federation
 
 TABLE = """
@@ -48,23 +44,23 @@ rows:
 
 
 @pytest.fixture
-def table(tmp_path: Path) -> Path:
+def table(tmp_path):
     return written(tmp_path)
 
 
-def written(folder: Path) -> Path:
+def written(folder):
     """Write the table into a folder of its own; return its path."""
     folder.mkdir(exist_ok=True)
     path = folder / "tuned.yaml"
-    path.write_text(TABLE, encoding="utf-8")
+    path.write_text(TABLE)
     return path
 
 
-def is_trial(run: Run) -> bool:
+def is_trial(run):
     return run.settings.run.seed in (11, 12)  # `TABLE`'s trial-seeds
 
 
-def lr_of(run: Run) -> float:
+def lr_of(run):
     return run.settings.training.lr
 
 
@@ -74,16 +70,16 @@ class Launcher(launches.Launcher):
     The smaller ``lr`` is, the better is a run on validation data, and the worse on test data.
     """
 
-    def __init__(self, silent: launches.Which = launches.none, **options: Any) -> None:
+    def __init__(self, silent=launches.none, **options):
         """Runs that are ``silent`` have no figure on validation data."""
         super().__init__(**options)
         self.silent = silent
 
-    def finish(self, run: Run, folder: Path) -> None:
+    def finish(self, run, folder):
         clients = int(run.federation["num-supernodes"])
-        others: Accuracies = {str(site): {"head": 0.0} for site in range(1, clients)}
+        others = {str(site): {"head": 0.0} for site in range(1, clients)}
 
-        def both_evaluations(accuracy: float) -> list[Accuracies]:
+        def both_evaluations(accuracy):
             """Return client 0's accuracy in two evaluations, of which the first is better."""
             return [{"0": {"head": accuracy}}, {"0": {"head": accuracy / 2}}]
 
@@ -94,28 +90,26 @@ class Launcher(launches.Launcher):
         write_run(folder, to_run_config(run.settings), tested, validation=validated)
 
 
-def search(path: Path, launcher: Launcher, shard: str = "1/1") -> int:
+def search(path, launcher, shard="1/1"):
     """Make a table with ``--search``; return the exit status."""
     spec = read_table(path)
     cells = plan(spec)
     check_search(spec, cells)
     out = path.parent
     trials = Runs(out / "trials", patience=-1)
-    options: dict[str, Any] = {"trials": trials, "shard": _shard(shard)}
+    options = {"trials": trials, "shard": _shard(shard)}
     console = Console(quiet=True)
     return execute([(spec, cells)], Runs(out / "runs"), launcher, out, console, **options)
 
 
-def cells_of(path: Path) -> dict[str, Any]:
+def cells_of(path):
     """Return the cell of each row in the result."""
-    content = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+    content = json.loads(path.with_suffix(".json").read_text())
     return {cell["row"]: cell for cell in content["cells"]}
 
 
 @pytest.mark.slow
-def test_every_row_has_as_many_trials_and_the_best_on_validation_data_runs_with_other_seeds(
-    table: Path,
-) -> None:
+def test_every_row_has_as_many_trials_and_the_best_on_validation_data_runs_with_other_seeds(table):
     """Two rows search by seven trials each; the smallest ``lr`` is the best on validation data."""
     launcher = Launcher()
     assert search(table, launcher) == 0
@@ -138,7 +132,7 @@ def test_every_row_has_as_many_trials_and_the_best_on_validation_data_runs_with_
 
 
 @pytest.mark.slow
-def test_the_result_says_what_was_chosen_and_on_what(table: Path) -> None:
+def test_the_result_says_what_was_chosen_and_on_what(table):
     """Markdown and JSON name the trials, the settings that were chosen, and the data that chose."""
     search(table, Launcher())
 
@@ -153,7 +147,7 @@ def test_the_result_says_what_was_chosen_and_on_what(table: Path) -> None:
     assert set(ours["search"]["settings"]) == {"lr", "fedproto.lambda", "local-epochs"}
     assert ours["difference"]["n"] == 2
 
-    text = table.with_suffix(".md").read_text(encoding="utf-8")
+    text = table.with_suffix(".md").read_text()
     assert "best head, its round chosen on validation data" in text
 
     note = "chosen on validation data, by trials that no row has more of; test data chose none"
@@ -162,12 +156,12 @@ def test_the_result_says_what_was_chosen_and_on_what(table: Path) -> None:
     assert "## Against Local" in text
     assert "paper" not in text, "no row has a number of a paper's"
 
-    content = json.loads(table.with_suffix(".json").read_text(encoding="utf-8"))
+    content = json.loads(table.with_suffix(".json").read_text())
     jsonschema.validate({"command": "table", "format": 1, "tables": [content]}, SCHEMA)
 
 
 @pytest.mark.slow
-def test_shards_of_a_search_are_whole_cells(table: Path, tmp_path: Path) -> None:
+def test_shards_of_a_search_are_whole_cells(table, tmp_path):
     """Two shards, the second one first, make the runs and the table of one search."""
     whole = Launcher()
     search(table, whole)
@@ -185,9 +179,7 @@ def test_shards_of_a_search_are_whole_cells(table: Path, tmp_path: Path) -> None
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stop_at", [2, 17])  # in the first row that searches, and later
-def test_a_search_that_was_stopped_goes_on_as_if_it_had_not_been(
-    stop_at: int, table: Path, tmp_path: Path
-) -> None:
+def test_a_search_that_was_stopped_goes_on_as_if_it_had_not_been(stop_at, table, tmp_path):
     """Finished runs are not repeated, and the result is that of a search made at once."""
     stopped = Launcher(interrupt_at=stop_at)
     with pytest.raises(KeyboardInterrupt):
@@ -211,10 +203,10 @@ def test_a_search_that_was_stopped_goes_on_as_if_it_had_not_been(
 
 
 @pytest.mark.slow
-def test_more_trials_go_on_from_those_that_were_made(table: Path) -> None:
+def test_more_trials_go_on_from_those_that_were_made(table):
     """The number of trials grows from seven to eight."""
     search(table, Launcher())
-    table.write_text(TABLE.replace("trials: 7", "trials: 8"), encoding="utf-8")
+    table.write_text(TABLE.replace("trials: 7", "trials: 8"))
     launcher = Launcher()
     search(table, launcher)
 
@@ -222,13 +214,13 @@ def test_more_trials_go_on_from_those_that_were_made(table: Path) -> None:
     assert len([run for run in launcher.runs if run.settings.run.seed == 11]) == 2
 
 
-def is_unlucky(run: Run) -> bool:
+def is_unlucky(run):
     """Return whether this is one of the trials that a test lets fail: the best ones."""
     return is_trial(run) and lr_of(run) < 0.02
 
 
 @pytest.mark.slow
-def test_trials_that_fail_count_and_are_tried_again(table: Path) -> None:
+def test_trials_that_fail_count_and_are_tried_again(table):
     """The best trials fail the first time, so that another value of ``lr`` is chosen."""
     assert search(table, Launcher(broken=is_unlucky)) == 0
 
@@ -245,7 +237,7 @@ def test_trials_that_fail_count_and_are_tried_again(table: Path) -> None:
     assert cells_of(table)["Local"]["search"]["failed"] == 0
 
 
-def test_trials_without_a_figure_on_validation_data_have_failed(table: Path) -> None:
+def test_trials_without_a_figure_on_validation_data_have_failed(table):
     search(table, Launcher(silent=is_unlucky))
     found = cells_of(table)["Local"]["search"]
 
@@ -253,7 +245,7 @@ def test_trials_without_a_figure_on_validation_data_have_failed(table: Path) -> 
     assert found["failed"] > 0
 
 
-def test_a_search_whose_trials_all_fail_says_why(table: Path) -> None:
+def test_a_search_whose_trials_all_fail_says_why(table):
     search(table, Launcher(broken=lambda run: True))
     reason = "search: none of 7 trials ended well: it exploded; it exploded"
     assert cells_of(table)["Local"]["reason"] == reason
@@ -279,18 +271,14 @@ LOG = "lr: {log: [0.001, 0.1]}"
     ("what: head}", "what: head, over: std}",
         "--search looks for the largest accuracy or metric, not for"),
 ])  # fmt: skip
-def test_a_search_that_cannot_work_is_refused(
-    old: str, new: str, expected: str, table: Path
-) -> None:
-    table.write_text(TABLE.replace(old, new), encoding="utf-8")
+def test_a_search_that_cannot_work_is_refused(old, new, expected, table):
+    table.write_text(TABLE.replace(old, new))
     with pytest.raises(SettingsError, match=re.escape(expected)):
         search(table, Launcher())
 
 
 @pytest.mark.slow
-def test_the_command_says_what_is_left_and_that_a_search_does_not_count_is_said(
-    table: Path, capsys: Printed
-) -> None:
+def test_the_command_says_what_is_left_and_that_a_search_does_not_count_is_said(table, capsys):
     """A plan (``--dry-run``) with ``--search`` waits for the trials.
 
     Without ``--search`` it says that the settings that were found do not count.
@@ -328,7 +316,7 @@ rows: {{Local: {{settings: {{algo: local}}}}}}
 """
 
 
-def planted_rows() -> str:
+def planted_rows():
     """Return a table of two sites whose test labels are turned round: 0 for 1 and 1 for 0.
 
     A label can be told from the sign of x.
@@ -347,16 +335,14 @@ def planted_rows() -> str:
 
 
 @pytest.mark.slow
-def test_search_and_best_round_follow_validation_where_test_data_say_the_opposite(
-    tmp_path: Path,
-) -> None:
+def test_search_and_best_round_follow_validation_where_test_data_say_the_opposite(tmp_path):
     """A model that learns is right on validation data, and wrong on test data."""
     data = tmp_path / "planted.csv"
-    data.write_text(planted_rows(), encoding="utf-8")
+    data.write_text(planted_rows())
     path = tmp_path / "planted.yaml"
-    path.write_text(PLANTED_TABLE.format(file=data), encoding="utf-8")
+    path.write_text(PLANTED_TABLE.format(file=data))
 
-    def launch(run: Run, folder: Path, resume: bool, on_round: Callable[[int], None]) -> None:
+    def launch(run, folder, resume, on_round):
         out = tmp_path / "one-by-one" / run.name
         config = default_run_config() | run.config | CACHE
         config |= {"run-name": run.name, "out-dir": str(out), "report": False, "threads": 1}

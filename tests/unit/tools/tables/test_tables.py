@@ -5,17 +5,15 @@ import subprocess
 import sys
 from dataclasses import asdict, replace
 from io import StringIO
-from pathlib import Path
-from typing import Any
 
 import pytest
 from rich.console import Console
 
 from protofl_common.config.datasets import PARTITIONS
-from protofl_common.config.options import Config, SettingsError
+from protofl_common.config.options import SettingsError
 from protofl_common.config.python_names import allowing
 from protofl_common.experiment.settings import Settings, default_run_config, to_run_config
-from protofl_common.runs.events import Failed, OnEvent, RoundDone, Said
+from protofl_common.runs.events import Failed, RoundDone, Said
 from protofl_common.simulation import grid, machine
 from protofl_common.tools.arguments import RECIPES, ROOT
 from protofl_common.tools.cli import main
@@ -24,7 +22,6 @@ from protofl_common.tools.tables import render
 from protofl_common.tools.tables.figure import Figure, NoFigure
 from protofl_common.tools.tables.plan import (
     REMOVABLE,
-    Cell,
     Run,
     Runs,
     launch,
@@ -35,9 +32,8 @@ from protofl_common.tools.tables.plan import (
 from protofl_common.tools.tables.spec import read_table
 from tests.support import launches
 from tests.support.commands import output
-from tests.support.fakes import Accuracies, write_run
 from tests.support.fakes import row as round_row
-from tests.support.given import Patch, Printed
+from tests.support.fakes import write_run
 from tests.support.launches import none
 
 TABLES = sorted((ROOT / "configs" / "tables").glob("*.yaml"))
@@ -64,31 +60,31 @@ rows:
 
 
 @pytest.fixture
-def small(tmp_path: Path) -> Path:
+def small(tmp_path):
     path = tmp_path / "small.yaml"
-    path.write_text(SMALL, encoding="utf-8")
+    path.write_text(SMALL)
     return path
 
 
-def edit(path: Path, old: str, new: str) -> None:
+def edit(path, old, new):
     """Write the small table with one part of it replaced."""
     assert old in SMALL
-    path.write_text(SMALL.replace(old, new), encoding="utf-8")
+    path.write_text(SMALL.replace(old, new))
 
 
-def planned(path: Path, **chosen: Any) -> list[Cell]:
+def planned(path, **chosen):
     return plan(read_table(path), **chosen)
 
 
-def names_of_runs(path: Path, **overrides: Any) -> list[str]:
+def names_of_runs(path, **overrides):
     return [run.name for run in runs_of(planned(path, overrides=overrides))]
 
 
-def result(table: Path, suffix: str) -> str:
-    return table.with_suffix(suffix).read_text(encoding="utf-8")
+def result(table, suffix):
+    return table.with_suffix(suffix).read_text()
 
 
-def second_of_fedproto(run: Run) -> bool:
+def second_of_fedproto(run):
     return run.name.startswith("fedproto-digits-s2")
 
 
@@ -101,10 +97,10 @@ class Launcher(launches.Launcher):
     lost: tuple[str, ...] = ()  # warnings of lost replies, of all runs of ``fedproto``
     models = False
 
-    def __init__(self, broken: launches.Which = second_of_fedproto, **changes: Any) -> None:
+    def __init__(self, broken=second_of_fedproto, **changes):
         super().__init__(broken, **changes)
 
-    def finish(self, run: Run, folder: Path) -> None:
+    def finish(self, run, folder):
         if self.models:
             (folder / "clients/site-0").mkdir(parents=True)
             (folder / "checkpoints").mkdir()
@@ -117,9 +113,7 @@ class Launcher(launches.Launcher):
         write_run(folder, to_run_config(run.settings), [sites] * 3, domains, warnings=warnings)
 
 
-def run_table(
-    path: Path, launcher: Launcher, printed: StringIO | None = None, **chosen: Any
-) -> int:
+def run_table(path, launcher, printed=None, **chosen):
     """Make a table, and print to a console of 200 columns that is no terminal."""
     table = read_table(path)
     console = Console(file=printed, width=200, quiet=printed is None)
@@ -130,9 +124,7 @@ def run_table(
 @pytest.mark.slow
 # -- what runs ------------------------------------------------------------------------------------
 @pytest.mark.parametrize("path", TABLES, ids=[path.stem for path in TABLES])
-def test_every_cell_has_right_settings_and_a_column_the_same_clients(
-    path: Path, monkeypatch: Patch
-) -> None:
+def test_every_cell_has_right_settings_and_a_column_the_same_clients(path, monkeypatch):
     """Data set, division and what is tested are of the column, unless a row sets them itself.
 
     So it must be, however many recipes a table has.
@@ -149,7 +141,7 @@ def test_every_cell_has_right_settings_and_a_column_the_same_clients(
         assert row.runs, f"{name}: nothing runs; the catalog has it"
         assert "algo" in table.settings | row.settings
 
-    first_of_column: dict[str, dict[str, Any]] = {}
+    first_of_column = {}
     for cell in cells:
         run = cell.runs[1]
         data = asdict(run.settings.data) | {"clients": run.federation["num-supernodes"]}
@@ -163,9 +155,7 @@ def test_every_cell_has_right_settings_and_a_column_the_same_clients(
 
 @pytest.mark.parametrize("path", [path for path in TABLES if path.stem.startswith("fedtgp")],
     ids=lambda path: path.stem)  # fmt: skip
-def test_fedkd_in_the_tables_of_fedtgp_has_the_settings_of_its_appendix_a(
-    path: Path, monkeypatch: Patch
-) -> None:
+def test_fedkd_in_the_tables_of_fedtgp_has_the_settings_of_its_appendix_a(path, monkeypatch):
     """T_end is 0.95, and the student a group's smallest network, else its first."""
     monkeypatch.setattr("protofl_common.tools.tables.plan.check_data_are_here", lambda data: None)
     for run in runs_of(planned(path, seeds=(1,))):
@@ -177,12 +167,12 @@ def test_fedkd_in_the_tables_of_fedtgp_has_the_settings_of_its_appendix_a(
         assert config["fedkd.student"] == ("cnn4" if has_smaller_one else "")
 
 
-def test_every_recipe_stands_in_a_table() -> None:
-    text = "".join(path.read_text(encoding="utf-8") for path in TABLES)
+def test_every_recipe_stands_in_a_table():
+    text = "".join(path.read_text() for path in TABLES)
     assert [path.stem for path in RECIPES.glob("*.toml") if path.stem not in text] == []
 
 
-def test_a_run_is_known_by_its_settings_wherever_it_stands_in_the_table(small: Path) -> None:
+def test_a_run_is_known_by_its_settings_wherever_it_stands_in_the_table(small):
     """A setting that is given its default value makes no other run, and another value does.
 
     Of three rows and three columns with two seeds, two columns share their runs; MNIST has no data.
@@ -209,7 +199,7 @@ def test_a_run_is_known_by_its_settings_wherever_it_stands_in_the_table(small: P
     assert names_of_runs(small, momentum=0.9) != names
 
 
-def test_a_row_needs_no_settings_and_a_table_no_recipe(small: Path) -> None:
+def test_a_row_needs_no_settings_and_a_table_no_recipe(small):
     """They then have the defaults; a number that YAML takes for a text is read as a number."""
     defaults = default_run_config()
 
@@ -228,7 +218,7 @@ def test_a_row_needs_no_settings_and_a_table_no_recipe(small: Path) -> None:
     assert {run.settings.training.lr for run in runs_of(planned(small))} == {0.001}
 
 
-def test_the_data_folder_takes_the_place_of_the_recipes(tmp_path: Path) -> None:
+def test_the_data_folder_takes_the_place_of_the_recipes(tmp_path):
     """``data_dir`` holds the recipe's folder under its name; another path makes another run."""
     table = ROOT / "configs" / "tables" / "fedplvm-office10.yaml"
     data = tmp_path / "office10"
@@ -246,9 +236,7 @@ def test_the_data_folder_takes_the_place_of_the_recipes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("key", ["arch", "dataset"])
-def test_edited_code_of_ones_own_makes_another_run(
-    key: str, small: Path, tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_edited_code_of_ones_own_makes_another_run(key, small, tmp_path, monkeypatch):
     """Settings have the name of code only: a run of the old code would pass for one of the new."""
     monkeypatch.syspath_prepend(str(tmp_path))
     package = tmp_path / "edited_nets"
@@ -256,7 +244,7 @@ def test_edited_code_of_ones_own_makes_another_run(
     (package / "__init__.py").write_text("from torch import nn\n")
     (package / "layers.py").write_text("class Net: ...\n")
 
-    def names() -> set[str]:
+    def names():
         for module in list(sys.modules):
             if module.startswith("edited_nets"):
                 del sys.modules[module]  # as in a new process
@@ -272,14 +260,12 @@ def test_edited_code_of_ones_own_makes_another_run(
 
 
 @pytest.mark.parametrize("dataset", ["arrays", "manifest", "json:load"])
-def test_edited_data_or_division_are_another_run(
-    dataset: str, small: Path, tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_edited_data_or_division_are_another_run(dataset, small, tmp_path, monkeypatch):
     """A line more in the file, and another version of the partition, change the runs' names."""
     file = tmp_path / "patients.csv"
     file.write_text("age,label\n1,ill\n2,well\n")
 
-    def names() -> set[str]:
+    def names():
         own_files.cache_clear()  # a process reads them once
         with allowing(["json"]):
             overrides = {"dataset": dataset, "data-dir": str(file), "partition": "iid"}
@@ -300,9 +286,7 @@ def test_edited_data_or_division_are_another_run(
 # -- what is not repeated -------------------------------------------------------------------------
 @pytest.mark.slow
 @pytest.mark.parametrize("damaged", [False, True])
-def test_finished_runs_stay_interrupted_ones_go_on_failed_ones_begin_anew(
-    damaged: bool, small: Path
-) -> None:
+def test_finished_runs_stay_interrupted_ones_go_on_failed_ones_begin_anew(damaged, small):
     """``damaged``: the interrupted run cannot go on, and begins anew as well.
 
     The two runs of ``fedproto`` with seed 2, of which the columns `all` and `first` share one, fail
@@ -335,7 +319,7 @@ def test_finished_runs_stay_interrupted_ones_go_on_failed_ones_begin_anew(
 
 
 @pytest.mark.parametrize("keep", [False, True])
-def test_a_finished_run_keeps_its_models_only_on_request(keep: bool, small: Path) -> None:
+def test_a_finished_run_keeps_its_models_only_on_request(keep, small):
     """What may be removed are the folders of models and of checkpoints."""
     run = runs_of(planned(small, seeds=(2,), only=("Local",)))[0]
     runs = Runs(small.parent / "runs", keep)
@@ -348,9 +332,9 @@ def test_a_finished_run_keeps_its_models_only_on_request(keep: bool, small: Path
     assert left & set(REMOVABLE) == (set(REMOVABLE) if keep else set())
 
 
-def test_a_run_that_another_process_makes_is_left_to_it(small: Path) -> None:
+def test_a_run_that_another_process_makes_is_left_to_it(small):
     """Its lock is taken, and its cell in the table is open."""
-    chosen: dict[str, Any] = {"seeds": (1,), "only": ("Local",)}
+    chosen = {"seeds": (1,), "only": ("Local",)}
     # the run of the columns all and first, and that of the column few
     other, mine = runs_of(planned(small, **chosen))
     launcher = Launcher()
@@ -368,7 +352,7 @@ def test_a_run_that_another_process_makes_is_left_to_it(small: Path) -> None:
     assert "| Local | … | 98.26 ± 0.40 |" in result(small, ".md")
 
 
-def test_shards_are_all_runs_and_share_none(small: Path) -> None:
+def test_shards_are_all_runs_and_share_none(small):
     """Three shards take every third run each."""
     table = read_table(small)
     cells = plan(table)
@@ -384,13 +368,13 @@ def test_shards_are_all_runs_and_share_none(small: Path) -> None:
     assert sorted(launched) == sorted(run.name for run in runs_of(cells))
 
 
-def test_a_run_of_other_settings_in_the_same_place_is_repeated(small: Path) -> None:
+def test_a_run_of_other_settings_in_the_same_place_is_repeated(small):
     """The device may differ; the learning rate and the number of clients may not."""
     run = runs_of(planned(small, only=("Local",)))[0]
     runs = Runs(small.parent / "runs")
     config = to_run_config(run.settings)
 
-    def is_finished(clients: int = 20, **changes: Any) -> bool:
+    def is_finished(clients=20, **changes):
         sites = {str(site): {"head": 0.5} for site in range(clients)}
         write_run(runs.folder_of(run), config | changes, [sites])
         return runs.finished(run)
@@ -402,12 +386,12 @@ def test_a_run_of_other_settings_in_the_same_place_is_repeated(small: Path) -> N
 
 
 # -- how the result looks -------------------------------------------------------------------------
-def latex_lines(table: Path, suffix: str) -> list[str]:
+def latex_lines(table, suffix):
     """Return the lines of a table in LaTeX, without the spaces that align columns."""
     return [" ".join(line.split()) for line in result(table, suffix).splitlines()]
 
 
-def test_the_result_as_markdown_latex_and_csv(small: Path) -> None:
+def test_the_result_as_markdown_latex_and_csv(small):
     """One run of FedProto has failed, and the data of a row are missing."""
     assert run_table(small, Launcher()) == 1
 
@@ -492,20 +476,20 @@ A_NUMBER_EACH = "must be a number for each column"
     ("rounds: 2,", "rounds: 2, seed: 9,",
         "settings: seed: must not be there; list them under seeds"),
 ])  # fmt: skip
-def test_a_wrong_table_is_refused(old: str, new: str, expected: str, small: Path) -> None:
+def test_a_wrong_table_is_refused(old, new, expected, small):
     edit(small, old, new)
     with pytest.raises(SettingsError) as error:
         read_table(small)
     assert f"small.yaml: {expected}" in str(error.value)
 
 
-def test_a_table_in_another_encoding_is_refused(small: Path) -> None:
+def test_a_table_in_another_encoding_is_refused(small):
     small.write_bytes(SMALL.encode("utf-16"))
     with pytest.raises(SettingsError, match=r"small\.yaml: not UTF-8"):
         read_table(small)
 
 
-def test_a_setting_of_a_row_that_its_algorithm_does_not_read_is_named(small: Path) -> None:
+def test_a_setting_of_a_row_that_its_algorithm_does_not_read_is_named(small):
     """What the whole table shares may be another row's."""
     edit(small, "rounds: 2,", "rounds: 2, fedtgp.lambda: 1,")
     planned(small)
@@ -520,7 +504,7 @@ def test_a_setting_of_a_row_that_its_algorithm_does_not_read_is_named(small: Pat
     ]
 
 
-def test_a_run_that_measured_other_metrics_is_another_run(small: Path) -> None:
+def test_a_run_that_measured_other_metrics_is_another_run(small):
     """Metrics change no result; but a run that is finished would have none that are added now."""
     without = names_of_runs(small)
     edit(small, "rounds: 2,", "rounds: 2, metrics: auc,")
@@ -533,7 +517,7 @@ def test_a_run_that_measured_other_metrics_is_another_run(small: Path) -> None:
     assert names_of_runs(small) == without
 
 
-def test_a_figure_that_the_runs_do_not_measure_is_named(small: Path) -> None:
+def test_a_figure_that_the_runs_do_not_measure_is_named(small):
     """Balanced accuracy is measured unasked where classes are uneven; new clients are no metric."""
     for measured in ("head/balanced-accuracy", "head/new-clients", "validation/head"):
         edit(small, "what: head}", f"what: {measured}}}")
@@ -547,9 +531,9 @@ def test_a_figure_that_the_runs_do_not_measure_is_named(small: Path) -> None:
     planned(small, overrides={"metrics": "auc"})
 
 
-def test_a_setting_of_the_command_line_must_act_on_some_row(small: Path) -> None:
+def test_a_setting_of_the_command_line_must_act_on_some_row(small):
     """``fedtgp.lambda`` acts on none until a row runs FedTGP."""
-    overrides: Config = {"lr": 0.1, "fedproto.lambda": 3.0, "fedtgp.lambda": 2.0}
+    overrides = {"lr": 0.1, "fedproto.lambda": 3.0, "fedtgp.lambda": 2.0}
     with pytest.raises(SettingsError) as error:
         planned(small, overrides=overrides)
 
@@ -564,7 +548,7 @@ def test_a_setting_of_the_command_line_must_act_on_some_row(small: Path) -> None
     assert any(cell.skipped for cell in cells)  # without data it could act on
 
 
-def test_replies_that_failed_stand_below_the_table(small: Path) -> None:
+def test_replies_that_failed_stand_below_the_table(small):
     """Both runs of FedProto have lost two replies; their cells are marked in LaTeX."""
     lost = "2 of 40 replies failed or were refused, the last: ValueError: mine"
     assert run_table(small, Launcher(none, lost=(lost,))) == 0
@@ -581,7 +565,7 @@ def test_replies_that_failed_stand_below_the_table(small: Path) -> None:
 
 
 @pytest.mark.slow
-def test_figures_have_a_method_for_each_row_with_runs(small: Path, tmp_path: Path) -> None:
+def test_figures_have_a_method_for_each_row_with_runs(small, tmp_path):
     """Local and FedProto have runs, MNIST has no data."""
     run_table(small, Launcher())
     runs = Runs(tmp_path / "runs")
@@ -593,17 +577,17 @@ def test_figures_have_a_method_for_each_row_with_runs(small: Path, tmp_path: Pat
     files = list((tmp_path / "figures").iterdir())
     assert {file.stem for file in files} == names
     assert {file.suffix for file in files} == {".svg", ".pdf"}
-    svg = (tmp_path / "figures/small-all-head-curves.svg").read_text(encoding="utf-8")
+    svg = (tmp_path / "figures/small-all-head-curves.svg").read_text()
     assert "Local" in svg
     assert "FedProto" in svg
     assert "MNIST" not in svg
 
 
-def test_figures_are_of_rows_and_columns_whose_means_they_show(small: Path, tmp_path: Path) -> None:
+def test_figures_are_of_rows_and_columns_whose_means_they_show(small, tmp_path):
     """No run predicts by prototypes, and the figures of the other columns are no mean over all."""
     edit(small, "few: {", "few: {figure: {over: std}, ")
-    text = small.read_text(encoding="utf-8").replace("algo: local}", "algo: local}, PROTOTYPE")
-    small.write_text(text.replace("PROTOTYPE", "figure: {what: prototype}"), encoding="utf-8")
+    text = small.read_text().replace("algo: local}", "algo: local}, PROTOTYPE")
+    small.write_text(text.replace("PROTOTYPE", "figure: {what: prototype}"))
     run_table(small, Launcher())
     runs = Runs(tmp_path / "runs")
 
@@ -614,9 +598,7 @@ def test_figures_are_of_rows_and_columns_whose_means_they_show(small: Path, tmp_
     assert files == {"small-all-head-curves.svg", "small-all-head-boxes.svg"}
 
 
-def test_runs_whose_last_evaluation_lacks_the_figure_are_in_no_drawing(
-    small: Path, tmp_path: Path
-) -> None:
+def test_runs_whose_last_evaluation_lacks_the_figure_are_in_no_drawing(small, tmp_path):
     """The cells have it, of earlier rounds; but the points of the boxes are of the last one."""
     edit(small, "when: final", "when: best")
     run_table(small, Launcher())
@@ -626,18 +608,18 @@ def test_runs_whose_last_evaluation_lacks_the_figure_are_in_no_drawing(
         path = runs.folder_of(run) / "metrics.jsonl"
         if not path.exists():  # the run has failed
             continue
-        *lines, last = path.read_text(encoding="utf-8").splitlines()
+        *lines, last = path.read_text().splitlines()
         unanswered = json.dumps(json.loads(last) | {"accuracy": {}, "clients": {}})
-        path.write_text("\n".join([*lines, unanswered, ""]), encoding="utf-8")
+        path.write_text("\n".join([*lines, unanswered, ""]))
 
     draw(read_table(small), list(cells.values()), runs, tmp_path / "figures")
 
-    svg = (tmp_path / "figures/small-all-head-curves.svg").read_text(encoding="utf-8")
+    svg = (tmp_path / "figures/small-all-head-curves.svg").read_text()
     assert "Local" in svg
     assert "FedProto" not in svg
 
 
-def test_a_lead_that_may_be_chance_is_not_bold(small: Path) -> None:
+def test_a_lead_that_may_be_chance_is_not_bold(small):
     """The best cell is 0, 1 and 5 points better than the other: p is 0.32."""
     edit(small, "seeds: [1, 2]", "seeds: [1, 2, 3]")
     table = read_table(small)
@@ -663,7 +645,7 @@ def test_a_lead_that_may_be_chance_is_not_bold(small: Path) -> None:
     assert render.cells_of(table, results).bold == []
 
 
-def test_the_best_of_finished_cells_is_bold_in_latex(small: Path) -> None:
+def test_the_best_of_finished_cells_is_bold_in_latex(small):
     """FedProto is better in both of its runs."""
     run_table(small, Launcher(none))
 
@@ -675,25 +657,25 @@ def test_the_best_of_finished_cells_is_bold_in_latex(small: Path) -> None:
 
 
 @pytest.mark.parametrize("figure", ["{what: numbers}", "{over: std}"])
-def test_nothing_is_bold_where_less_is_better(figure: str, small: Path) -> None:
+def test_nothing_is_bold_where_less_is_better(figure, small):
     """Numbers that are sent, and deviations, are better if they are small."""
     edit(small, "figure: {when: final, what: head}", f"figure: {figure}")
-    without_domain = small.read_text(encoding="utf-8").replace("{figure: {domain: a}}", "")
-    small.write_text(without_domain, encoding="utf-8")
+    without_domain = small.read_text().replace("{figure: {domain: a}}", "")
+    small.write_text(without_domain)
 
     run_table(small, Launcher(none))
 
     assert "textbf" not in result(small, ".tex")
 
 
-def test_differences_from_a_row_are_a_table_of_their_own(small: Path) -> None:
+def test_differences_from_a_row_are_a_table_of_their_own(small):
     """The table key ``against`` names the row that all others are compared with."""
-    small.write_text(f"{SMALL}against: FedProto\n", encoding="utf-8")
+    small.write_text(f"{SMALL}against: FedProto\n")
     run_table(small, Launcher())
     of_local = r"2 (1 paired) & 51.50 & 45.15 \ldots{} 57.85 & $-$25.00 & -- & -- & -- \\"
     assert rf"Local & few & {of_local}" in latex_lines(small, ".against.tex")
 
-    small.write_text(f"{SMALL}against: Local\n", encoding="utf-8")
+    small.write_text(f"{SMALL}against: Local\n")
     run_table(small, Launcher(none))
     lines = latex_lines(small, ".against.tex")
 
@@ -707,7 +689,7 @@ def test_differences_from_a_row_are_a_table_of_their_own(small: Path) -> None:
     assert rf"FedProto & few & {mean} & {difference} \\" in lines
 
 
-def test_rows_that_do_not_run_now_keep_their_results(small: Path) -> None:
+def test_rows_that_do_not_run_now_keep_their_results(small):
     """The second time only the row Local is asked for."""
     launcher = Launcher(none)
     run_table(small, launcher)
@@ -721,7 +703,7 @@ def test_rows_that_do_not_run_now_keep_their_results(small: Path) -> None:
 
 
 # -- the command ----------------------------------------------------------------------------------
-def test_the_command_shows_what_would_run(small: Path, capsys: Printed) -> None:
+def test_the_command_shows_what_would_run(small, capsys):
     """A plan names settings only where cells differ, here two of the column few."""
     edit(small, "train-samples: 10", "train-samples: 10, positive-rate: 0.5")
     out = small.parent / "out"
@@ -740,7 +722,7 @@ def test_the_command_shows_what_would_run(small: Path, capsys: Printed) -> None:
     assert not out.exists()
 
 
-def test_a_table_fails_without_its_data_but_not_with_nothing_to_make(small: Path) -> None:
+def test_a_table_fails_without_its_data_but_not_with_nothing_to_make(small):
     """The row MNIST has no data; the second table has numbers of a paper only."""
     out = small.parent / "out"
     command = ["table", str(small), "--out", str(out)]
@@ -748,11 +730,11 @@ def test_a_table_fails_without_its_data_but_not_with_nothing_to_make(small: Path
     assert main([*command, "--only", "MNIST", "rounds=3"]) == 1
 
     for suffix in ("md", "json", "tex"):
-        text = (out / f"small.{suffix}").read_text(encoding="utf-8")
+        text = (out / f"small.{suffix}").read_text()
         assert "All runs with rounds = 3." in text
 
     of_a_paper = "title: A paper's\ncolumns: {all: {}}\nrows: {FedRep: {paper: [97.5]}}\n"
-    small.write_text(of_a_paper, encoding="utf-8")
+    small.write_text(of_a_paper)
 
     assert main(command) == 0
 
@@ -774,14 +756,12 @@ SHARD = "must be I/N with I from 1 to N"
     ("small.yaml --shard a/b", f"--shard 'a/b': {SHARD}"),
     ("small.yaml --shard 1/2/3", f"--shard '1/2/3': {SHARD}"),
 ])  # fmt: skip
-def test_a_wrong_command_line_is_named(
-    words: str, expected: str, small: Path, monkeypatch: Patch, capsys: Printed
-) -> None:
+def test_a_wrong_command_line_is_named(words, expected, small, monkeypatch, capsys):
     monkeypatch.chdir(small.parent)
     assert expected in output(capsys, "table", "--dry-run", *words.split(), status=1).err
 
 
-def test_a_job_of_slurms_array_has_its_shard(tmp_path: Path) -> None:
+def test_a_job_of_slurms_array_has_its_shard(tmp_path):
     """The script is run with a stand-in for protofl that prints its arguments."""
     protofl = tmp_path / "protofl"
     protofl.write_text('#!/bin/sh\necho "$@"\n')
@@ -795,24 +775,24 @@ def test_a_job_of_slurms_array_has_its_shard(tmp_path: Path) -> None:
     assert done.stdout == "table my table.yaml --out /shared --shard 3/16\n"
 
 
-def test_each_run_has_its_settings_and_a_log(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_each_run_has_its_settings_and_a_log(tmp_path, monkeypatch):
     """Three runs are made; the second is resumed, and the third fails."""
-    attempts: list[tuple[Config, Config]] = []
-    rounds: list[int] = []
+    attempts = []
+    rounds = []
     failure = Failed("SettingsError", "why")
 
-    def attempt(config: Config, federation: Config, on_event: OnEvent) -> Path | Failed:
+    def attempt(config, federation, on_event):
         attempts.append((config, federation))
         on_event(Said("a line of the run"))
         on_event(RoundDone(round_row(7, ["a"]), 20, 0.0))
         return failure if config["seed"] == 3 else tmp_path
 
-    def launch_run(seed: int, resume: bool) -> Failed | None:
+    def launch_run(seed, resume):
         settings = Settings.from_run_config(default_run_config() | {"seed": seed})
         run = Run(f"run-{seed}", {"seed": seed}, {"num-supernodes": 2}, settings)
         return launch(run, tmp_path / "runs", resume, rounds.append, resources=two_cores_each)
 
-    def two_cores_each(federation: Config) -> Config:
+    def two_cores_each(federation):
         return federation | {"client-resources-num-cpus": 2}
 
     monkeypatch.setattr(grid, "attempt", attempt)
@@ -830,16 +810,16 @@ def test_each_run_has_its_settings_and_a_log(tmp_path: Path, monkeypatch: Patch)
     assert attempts[1][0]["resume"] is True
 
     log = tmp_path / "logs" / "run-1.log"
-    assert log.read_text(encoding="utf-8").startswith("a line of the run\nround  7/20  loss 0.143")
+    assert log.read_text().startswith("a line of the run\nround  7/20  loss 0.143")
 
 
 def test_the_processes_for_all_recipes_start_before_the_progress_is_drawn(
-    small: Path, tmp_path: Path, monkeypatch: Patch
-) -> None:
+    small, tmp_path, monkeypatch
+):
     """Three runs want one, two and one CPU a client: two engines."""
-    started: list[object] = []
+    started = []
 
-    def start(federation: Config, device: str) -> None:
+    def start(federation, device):
         started.append(federation["client-resources-num-cpus"])
 
     monkeypatch.setattr(machine, "engine_for", start)
@@ -864,7 +844,7 @@ VALIDATED = [(0.9, 0.9, 0.9), (0.1, 0.2, 0.3), (0.6, 0.7, 0.5)]
 """On validation data the first evaluation is the best, which on test data is the worst."""
 
 
-def evaluations(heads: list[tuple[float, float, float]]) -> list[Accuracies]:
+def evaluations(heads):
     """Return the evaluations in which three sites have these accuracies by head."""
     rows = []
     for accuracies in heads:
@@ -873,7 +853,7 @@ def evaluations(heads: list[tuple[float, float, float]]) -> list[Accuracies]:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     """The folder of a run of three sites with 10, 20 and 30 test samples and two domains."""
     server = {"local-prototypes": 30.0, "global-prototypes": 12.0}
     write_run(tmp_path, {}, evaluations(TESTED), domains=DOMAINS, server=server)
@@ -898,18 +878,16 @@ def folder(tmp_path: Path) -> Path:
     ({"what": "numbers", "when": "last-2"}, (100 + 300) / 2),
     ({"what": "numbers-sent"}, 400 / 4 / 3),
 ])  # fmt: skip
-def test_a_figure_is_read_from_a_runs_folder(
-    parts: dict[str, Any], value: float, folder: Path
-) -> None:
+def test_a_figure_is_read_from_a_runs_folder(parts, value, folder):
     assert Figure.of(parts, "here").read(folder) == pytest.approx(value)
 
 
-def test_the_best_is_not_a_lucky_draw_of_clients(tmp_path: Path) -> None:
+def test_the_best_is_not_a_lucky_draw_of_clients(tmp_path):
     """A round that asked two of three clients is not the best, though these are the better ones.
 
     With the deviation over the clients as figure, the best round is still that of the best mean.
     """
-    better_half: Accuracies = {"0": {"head": 0.9}, "1": {"head": 0.9}}
+    better_half = {"0": {"head": 0.9}, "1": {"head": 0.9}}
     all_clients = evaluations([(0.0, 0.9, 0.9), (0.9, 0.9, 0.3)])
     write_run(tmp_path, {}, [better_half, *all_clients], domains=DOMAINS)
 
@@ -921,7 +899,7 @@ def test_the_best_is_not_a_lucky_draw_of_clients(tmp_path: Path) -> None:
     assert Figure(when="best", over="std").read(tmp_path) == pytest.approx(100 * 0.08**0.5)
 
 
-def test_a_figure_says_what_it_is_and_what_the_run_does_not_have(folder: Path) -> None:
+def test_a_figure_says_what_it_is_and_what_the_run_does_not_have(folder):
     """The run has three evaluations, by head alone, and two domains."""
     assert str(Figure("best", "head", "amazon", "worst-10%")) == "best head of amazon worst-10%"
     assert str(Figure()) == "final head"
@@ -935,7 +913,7 @@ def test_a_figure_says_what_it_is_and_what_the_run_does_not_have(folder: Path) -
         Figure(domain="webcam").read(folder)
 
 
-def test_no_earlier_evaluation_takes_the_place_of_the_last(tmp_path: Path) -> None:
+def test_no_earlier_evaluation_takes_the_place_of_the_last(tmp_path):
     """Of three evaluations the last lacks the figure, as a metric that is not finite does."""
     heads = [{"0": {"head": 0.2}}, {"0": {"head": 0.4}}, {"0": {"prototype": 0.9}}]
     write_run(tmp_path, {}, heads)
@@ -948,13 +926,13 @@ def test_no_earlier_evaluation_takes_the_place_of_the_last(tmp_path: Path) -> No
     assert last_two.read(tmp_path) == pytest.approx(40.0)
     assert last_two.measured(tmp_path).name == "last-2 head, of 1 evaluations"
 
-    nobody_answers: Accuracies = {}
+    nobody_answers = {}
     write_run(tmp_path, {}, [*heads, nobody_answers])
     with pytest.raises(NoFigure, match=f"^{without}$"):
         Figure().read(tmp_path)
 
 
-def test_what_a_client_sends_is_a_mean_over_late_replies_too(tmp_path: Path) -> None:
+def test_what_a_client_sends_is_a_mean_over_late_replies_too(tmp_path):
     """Two replies came in their round, and one of an earlier round counted; each had 40 bytes."""
     rows = [
         round_row(1, ["a", "b"], bytes={"up": 120, "down": 0}, **{"counted-late": {"c": 1}}),
@@ -962,7 +940,7 @@ def test_what_a_client_sends_is_a_mean_over_late_replies_too(tmp_path: Path) -> 
     ]
     write_run(tmp_path, {}, [{"a": {"head": 0.5}}])
     lines = "".join(json.dumps(row) + "\n" for row in rows)
-    (tmp_path / "metrics.jsonl").write_text(lines, encoding="utf-8")
+    (tmp_path / "metrics.jsonl").write_text(lines)
 
     assert Figure(what="numbers-sent").read(tmp_path) == 10
 
@@ -970,7 +948,7 @@ def test_what_a_client_sends_is_a_mean_over_late_replies_too(tmp_path: Path) -> 
 @pytest.mark.parametrize(("what", "digits"), [
     ("head", 2), ("head/new-clients", 2), ("head/auc", 4), ("numbers", 1),
 ])  # fmt: skip
-def test_accuracies_have_two_digits_metrics_four_and_numbers_one(what: str, digits: int) -> None:
+def test_accuracies_have_two_digits_metrics_four_and_numbers_one(what, digits):
     assert Figure(what=what).digits == digits
 
 
@@ -981,7 +959,7 @@ def test_accuracies_have_two_digits_metrics_four_and_numbers_one(what: str, digi
     ({"when": "best", "what": "numbers"}, "figure.when = 'best' needs an accuracy"),
     ({"over": "worst-101%"}, "figure.over = 'worst-101%': choose mean, by-samples, std, worst-N%"),
 ])  # fmt: skip
-def test_a_wrong_figure_is_named(parts: dict[str, Any], expected: str) -> None:
+def test_a_wrong_figure_is_named(parts, expected):
     with pytest.raises(SettingsError) as error:
         Figure.of(parts, "here")
     assert expected in str(error.value)
@@ -996,9 +974,7 @@ def test_a_wrong_figure_is_named(parts: dict[str, Any], expected: str) -> None:
     ({}, 60.0),
     ({"what": "validation/head", "over": "by-samples"}, (60 * 10 + 70 * 5 + 50 * 3) / 18),
 ])  # fmt: skip
-def test_the_best_round_follows_validation_data(
-    parts: dict[str, Any], value: float, folder: Path
-) -> None:
+def test_the_best_round_follows_validation_data(parts, value, folder):
     """The best is the first evaluation, which on test data alone would be the worst."""
     figure = Figure.of(parts, "here")
     is_best = figure.when == "best"
