@@ -281,7 +281,7 @@ def _facts(row: Algorithm) -> Iterator[str]:
     yield f"Loss terms in the metrics: {', '.join(row.losses) or 'none'}."
     yield from _merged(row)
     if row.frozen_backbones:
-        yield "It uses frozen backbones unless `backbones` says otherwise."
+        yield "The method uses frozen backbones unless `backbones` says otherwise."
 
 
 def _merged(row: Algorithm) -> Iterator[str]:
@@ -297,7 +297,7 @@ def _merged(row: Algorithm) -> Iterator[str]:
         yield (
             "If `merging` is `median` or `trimmed-mean`, the server first leaves out, in each"
             " class, the prototypes of the clients that are least like the others. Each client has"
-            " one vote, however many prototypes it sends."
+            " one vote, no matter how many prototypes it sends."
         )
     if not entries:
         yield "`merging` has no effect."
