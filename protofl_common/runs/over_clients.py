@@ -172,7 +172,7 @@ def factor(name: str) -> int:
 
 def hides_clients(row: RoundRow | Summary) -> bool:
     """Return whether secure aggregation hides single clients, whose deviation is not known then."""
-    return any("std" not in figures for figures in row["accuracy"].values())
+    return any("std" not in figures for figures in figures_of(row).values())
 
 
 def data_warnings(sites: Sites) -> Iterator[str]:
