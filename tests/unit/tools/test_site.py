@@ -966,7 +966,7 @@ def test_a_site_says_what_it_keeps_and_removes_what_is_named(kept, home, capsys)
         assert "choose from first-1, second-2, caches/" in capsys.readouterr().err
 
     (state / "first-fedavg-1/clients/north").mkdir(parents=True)
-    assert site_command("purge first second-2 caches/", kept) == 0
+    assert site_command("purge first second-2 second-2 caches/", kept) == 0
     assert "still here: first-fedavg-1; name each baseline" in capsys.readouterr().out
 
     files = [*state.rglob("*.*"), *(home / "cache").rglob("*.*")]
