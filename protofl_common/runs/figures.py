@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import fsum
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from rich.console import Console
 from rich.table import Table as TerminalTable
@@ -103,10 +103,10 @@ class Table:
         for number, head in enumerate(self.heads):
             text = Text(printable(head))
             is_words = number in self.words
-            justify = "left" if is_words else "right"
             # the names of rows stay in one line, where they are short, so that they can be copied
             longest = max((len(row[number]) for row in self.rows), default=0)
             is_whole = number == 0 and is_words and longest <= LONGEST_WHOLE_NAME
+            justify: Literal["left", "right"] = "left" if is_words else "right"
             shown.add_column(text, justify=justify, overflow="fold", no_wrap=is_whole)
         for row in self.rows:
             shown.add_row(*(Text(printable(text)) for text in row))
@@ -446,11 +446,14 @@ def harmed(runs: Sequence[Summary]) -> str:
     as it follows others; it is "" if in none of ``runs`` the clients train alone.
     """
     alone = next((run for run in runs if is_alone(run)), None)
+    if alone is None:
+        return ""
     texts = []
     for run in runs:
-        if alone is None or run is alone:
+        if run is alone:
             continue
         are_worse = []
+        # the sites that have the same network in both runs
         for site, _ in networks(run).items() & networks(alone).items():
             accuracy = run["accuracy-of-clients"].get(site)
             accuracy_alone = alone["accuracy-of-clients"].get(site)
@@ -458,7 +461,7 @@ def harmed(runs: Sequence[Summary]) -> str:
                 are_worse.append(by_head(accuracy) < by_head(accuracy_alone))
         if are_worse:
             texts.append(f"{run['algorithm']} {sum(are_worse)} of {len(are_worse)}")
-    if alone is None or not texts:
+    if not texts:
         return ""
     says_right = task_with(alone["settings"]).says_right
     by = "" if says_right == "accuracy" else f" by {says_right}"

@@ -133,7 +133,10 @@ def best_of(rows: Rows, kind: str) -> Best | None:
 
 def measured(rows: Rows) -> set[str]:
     """Return the names of the accuracies and metrics on test data that any of the rows has."""
-    return set().union(*(row["accuracy"].keys() | row.get("metrics", {}) for row in rows))
+    names: set[str] = set()
+    for row in rows:
+        names.update(row["accuracy"], row.get("metrics", {}))
+    return names
 
 
 def figures_of(row: RoundRow | ClientRow | Summary) -> dict[str, Any]:

@@ -88,7 +88,8 @@ def findings(options: Namespace, node: Values, asked: Values) -> list[Finding]:
     listed = [*_code_and_user(), *network(options)]
     refused = [*_refused(node, asked)]
     listed += refused
-    if not refused or not [*_refused(node, {})]:  # the node config itself is right
+    is_node_config_right = not refused or not list(_refused(node, {}))
+    if is_node_config_right:
         listed += folders(node)
         listed += programs(node)
         listed += _permissions(node)

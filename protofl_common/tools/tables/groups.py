@@ -80,7 +80,9 @@ class Estimate:
 
     def interval(self, digits: int) -> str:
         """Return the 95 % interval as text with so many decimals; "–" for one figure."""
-        return " … ".join(f"{end:.{digits}f}" for end in self.ends or ()) or "–"
+        if self.ends is None:
+            return "–"
+        return " … ".join(f"{end:.{digits}f}" for end in self.ends)
 
     def as_dict(self, test: bool = False) -> dict[str, object]:
         """Return the estimate for JSON, and with ``test`` also p, as for a difference.
@@ -244,7 +246,10 @@ def run_folders(paths: Iterable[Path]) -> list[Path]:
     for folder in paths:
         is_finished_run = (folder / SUMMARY).exists()
         inside = sorted(path.parent for path in folder.glob(f"*/{SUMMARY}"))
-        folders += [folder] if is_finished_run or not inside else inside
+        if inside and not is_finished_run:
+            folders += inside
+        else:
+            folders.append(folder)
     return list(dict.fromkeys(folders))
 
 
