@@ -60,7 +60,8 @@ class OneReply(Protection):
         """
         file = answers_file(self.client.root, self.client.name)
         with record_in(file, "what was answered") as answers:
-            self._check(*map(int, answers.get(self._key, (0, 0))))
+            trained, evaluated = map(int, answers.get(self._key, (0, 0)))
+            self._check(trained, evaluated)
             yield answers
 
     def _check(self, trained: int, evaluated: int) -> None:

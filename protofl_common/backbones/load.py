@@ -122,12 +122,14 @@ def frozen_backbone(
         with torch.inference_mode():
             features: Any = network(torch.zeros(1, 3, size, size))
         width = int(features.shape[1])
-        if not features.isfinite().all():
-            raise RuntimeError("its weights give features that are not finite")
     except (RuntimeError, AssertionError, AttributeError) as error:
         raise BackboneError(
             f"backbone {name.kind}:{name.arch} takes no images of {size}×{size} ({error})"
         ) from error
+    if not features.isfinite().all():
+        raise BackboneError(
+            f"backbone {name.kind}:{name.arch}: its weights give features that are not finite"
+        )
     digits_of_weights = checksum(network.state_dict(), facts={})
     identity = f"{name.kind}:{name.arch}@{size}:{mean}:{std}:{digits_of_weights}"
     return Backbone(network, size, width, tuple(mean), tuple(std), identity)

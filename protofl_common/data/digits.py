@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofl_common.config.sections import DataSettings
+from protofl_common.data.images import data_dir_of
 from protofl_common.data.published import MNIST_M, locate_public, read_public
 from protofl_common.data.raw import DataError, Floats, Images, Ints, RawData, resized
 
@@ -160,6 +161,7 @@ def locate_digit5(settings: DataSettings) -> tuple[Path, ...]:
 
 def _digit5_files(settings: DataSettings) -> dict[str, tuple[Path, ...]]:
     """Return the files of each domain of Digit-5 that is complete in ``data-dir``, by its name."""
+    data_dir_of(settings)  # without a folder, no domain is at fault
     complete = {}
     for name in DIGIT5:
         with suppress(DataError):  # which `locate_public` raises for a domain that is not there

@@ -260,10 +260,11 @@ def say_what_tells_labels(
     known before it. Of several labels a sample each has one of the ``names``.
     """
     with_few_values = {}
+    num_classes = len(np.unique(labels))
     for name, values in columns.items():
         if _numbers_rows(values):
             say(f"{where}: column {name!r} numbers the rows; drop it, unless it is known of others")
-        if _has_few_values(values, max(FEW_CLASSES, len(names))):
+        if _has_few_values(values, max(FEW_CLASSES, num_classes)):
             with_few_values[name] = list(values)
     for position, labels_N in enumerate(labels.reshape(len(labels), -1).T):
         label = f"the label {names[position]!r}" if labels.ndim == 2 else "the label"

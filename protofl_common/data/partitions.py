@@ -303,8 +303,8 @@ def n_way_k_shot(pool: Pool, settings: DataSettings, clients: int, rng: Generato
     training_decks = [deque(deck[may_train[deck]]) for deck in decks]
     test_decks = [deque(deck[~may_train[deck]]) for deck in decks]
 
-    bounds = (settings.ways - settings.ways_stdev, settings.ways + settings.ways_stdev)
-    fewest_classes, most_classes = np.clip(bounds, min(2, bounds[1]), len(decks))
+    most_classes = min(settings.ways + settings.ways_stdev, len(decks))
+    fewest_classes = min(max(2, settings.ways - settings.ways_stdev), most_classes)
     fewest_shots = settings.shots - settings.shots_stdev
     most_shots = settings.shots + settings.shots_stdev
 

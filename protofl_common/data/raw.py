@@ -166,35 +166,58 @@ def normalised(
 def statistics(inputs: Inputs) -> tuple[PerFeature, PerFeature]:
     """Return the means and deviations of images' channels, in [0, 1], or of features (axis 1).
 
-    A constant feature gets the deviation 1, as inputs are divided by it. It is constant if its
-    deviation is no more than a rounding error. The inputs are read chunk by chunk, as they may lie
-    on the disk.
+    Both are () for tokens. A constant feature gets the deviation 1, as inputs are divided by it.
+    It is constant if its deviation is no more than a rounding error.
     """
-    largest = 255 if are_images(inputs) else 1
-    if largest == 1 and not np.issubdtype(inputs.dtype, np.floating):
+    if are_images(inputs):
+        mean, std = _statistics_of_channels(inputs)
+    elif np.issubdtype(inputs.dtype, np.floating):
+        mean, std = _statistics_of_features(inputs)
+    else:
         return (), ()
-    all_but_features = (0, *range(2, inputs.ndim))
-    values_per_feature = math.prod(inputs.shape) // inputs.shape[1]
-    starts = range(0, len(inputs), CHUNK)
+    # relative to the mean, as a unit may make all values tiny: concentrations in mol/l
+    # 1e-30 for a feature that is always 0
+    rounding_error = float(np.finfo(np.float32).eps) * np.abs(mean) + 1e-30
+    return tuple(mean.tolist()), tuple(np.where(std > rounding_error, std, 1.0).tolist())
+
+
+def _statistics_of_channels(images: Images) -> tuple[Floats, Floats]:
+    """Return the mean and the deviation of each channel, of pixel values scaled to [0, 1].
+
+    They follow from how often a channel has each of the 256 values, so no image is made floating
+    point: that would take ten times as long, and gigabytes for large images.
+    """
+    counts = np.zeros((images.shape[1], 256), dtype=np.int64)
+    for image in images:
+        for channel, pixels in enumerate(image):
+            counts[channel] += np.bincount(pixels.ravel(), minlength=256)
+    values = np.arange(256) / 255
+    totals = counts.sum(axis=1)
+    mean = counts @ values / totals
+    squares = np.square(values - mean[:, None])
+    return mean, np.sqrt((counts * squares).sum(axis=1) / totals)
+
+
+def _statistics_of_features(numbers: Inputs) -> tuple[Floats, Floats]:
+    """Return the mean and the deviation of each feature (axis 1).
+
+    The numbers are read chunk by chunk, as they may lie on the disk.
+    """
+    all_but_features = (0, *range(2, numbers.ndim))
+    values_per_feature = math.prod(numbers.shape) // numbers.shape[1]
+    starts = range(0, len(numbers), CHUNK)
 
     total: Any = 0
     for start in starts:
-        chunk = inputs[start : start + CHUNK]
+        chunk = numbers[start : start + CHUNK]
         total = total + chunk.sum(all_but_features, np.float64, keepdims=True)
     mean = total / values_per_feature
 
     squares: Any = 0
     for start in starts:
-        chunk = inputs[start : start + CHUNK]
+        chunk = numbers[start : start + CHUNK]
         squares = squares + np.square(chunk - mean).sum(all_but_features)
-    std = np.sqrt(squares / values_per_feature)
-
-    # relative to the mean, as a unit may make all values tiny: concentrations in mol/l
-    # 1e-30 for a feature that is always 0
-    mean = mean.ravel()
-    rounding_error = float(np.finfo(np.float32).eps) * np.abs(mean) + 1e-30
-    std = np.where(std > rounding_error, std, largest)
-    return tuple((mean / largest).tolist()), tuple((std / largest).tolist())
+    return mean.ravel(), np.sqrt(squares / values_per_feature)
 
 
 def filled(inputs: Inputs, fill: Sequence[float]) -> Inputs:

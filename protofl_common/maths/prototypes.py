@@ -180,9 +180,9 @@ def cluster(vectors_ND: Tensor, method: str, clusters: int = 0) -> tuple[Tensor,
     else:
         raise ValueError(f"clustering method is {method!r}, not one of finch, kmeans, average")
     numbers_N = torch.from_numpy(numbers).long()
-    counts_K = torch.bincount(numbers_N)
-    means_KD = class_means(vectors_ND.double(), numbers_N, len(counts_K)).means
-    return means_KD.to(vectors_ND.dtype), counts_K
+    _, counts_K = numbers_N.unique(return_counts=True)
+    by_cluster = class_means(vectors_ND.double(), numbers_N, int(numbers_N.max()) + 1)
+    return by_cluster.means.to(vectors_ND.dtype), counts_K
 
 
 def cluster_classes(

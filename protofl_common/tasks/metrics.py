@@ -42,7 +42,10 @@ def balanced_accuracy(scores_NC: Scores, labels_N: Labels) -> float:
 
 
 def macro_f1(scores_NC: Scores, labels_N: Labels, classes: Labels | None = None) -> float:
-    """Return the mean F1 of these classes, by default of those that occur or are predicted."""
+    """Return the mean F1 of the classes that occur or are predicted.
+
+    If ``classes`` are given, it is the mean over these instead.
+    """
     from sklearn.metrics import f1_score
 
     predicted_N = scores_NC.argmax(1)
@@ -158,10 +161,11 @@ def f1_of_labels(scores_NL: Scores, labels_NL: Labels) -> float:
     A label is predicted above the threshold that validation data have chosen (`best_thresholds`);
     without such data, and on these themselves, at probability one half.
     """
-    from sklearn.metrics import f1_score
 
     def f1(holds_K: NDArray[np.bool_], scores_K: Scores) -> float:
-        return float(f1_score(holds_K, scores_K > 0))
+        predicted_K = scores_K > 0  # scikit-learn's f1_score takes two milliseconds a label
+        right = (predicted_K & holds_K).sum()
+        return float(2 * right / (predicted_K.sum() + holds_K.sum()))
 
     return _mean_over_labels(f1, scores_NL, labels_NL)
 

@@ -751,6 +751,9 @@ def test_tables_of_a_folder_of_hugging_face(read, tmp_path, capsys):
     assert filled.columns == ()
     assert "column 'c' says the label in other words; drop it" in capsys.readouterr().err
     assert filled.contents.shape == (3, 0)  # settings have a say in the inputs
+    numbers = 2 * list(range(25))
+    saved_and_read({"d": numbers, "label": [f"kind {number}" for number in numbers]})
+    assert "column 'd' says the label in other words; drop it" in capsys.readouterr().err
     with refused("column 'a' has numbers written as texts; cast_column"):
         saved_and_read({"a": ["1.5", "2.5"], "label": [0, 1]})
     with refused("sample 1 has no text in column 'text'"):

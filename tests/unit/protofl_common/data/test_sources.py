@@ -1,5 +1,6 @@
 """What the sources deliver: shapes, labels, domains, images, and errors that name the key."""
 
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -66,6 +67,15 @@ def test_mean_and_deviation_of_the_pixels(read):
     assert_allclose(data.std, scaled.std(axis=(0, 2, 3)), atol=1e-9)
     of_one_colour = np.full((2, 1, 3, 3), 51, np.uint8)  # 51/255; a deviation of 0 counts as 1
     assert statistics(of_one_colour) == ((pytest.approx(0.2),), (1.0,))
+
+
+def test_no_image_is_made_floating_point_for_the_statistics_of_its_pixels():
+    images = np.zeros((40, 3, 256, 256), np.uint8)
+    tracemalloc.start()
+    statistics(images)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < images.nbytes / 2
 
 
 def test_digit_mix_takes_the_first_images_of_each_training_part(read, usps_dir):
@@ -271,7 +281,10 @@ def test_links_that_lead_nowhere_or_to_folders_and_like_names_are_refused(
         read("image-folder", photos)
 
 
-@pytest.mark.parametrize("dataset", ["mnist", "usps", "image-folder", "domain-folder", "arrays"])
+OF_FILES = ["mnist", "usps", "digit5", "image-folder", "domain-folder", "arrays"]
+
+
+@pytest.mark.parametrize("dataset", OF_FILES)
 def test_a_data_dir_that_is_missing_or_empty_is_refused(read, tmp_path, dataset):
     with refused(rf"data-dir = ''.*'{dataset}'"):
         read(dataset)
