@@ -161,9 +161,9 @@ def _train_rounds(run: ActiveRun) -> int:
     for number in range(last + 1, run.settings.run.rounds + 1):
         start = time.monotonic()
         run.federation.await_sites()
-        reasons = [callback.why_stop(run, number) for callback in run.callbacks]
-        if any(reasons):
-            say(next(filter(None, reasons)))
+        reason = _reason_to_stop(run, number)
+        if reason:
+            say(reason)
             break
 
         extra_records: dict[str, Any] = {}
@@ -190,6 +190,15 @@ def _train_rounds(run: ActiveRun) -> int:
                 f"; see {run.folder}, where resume.toml lets it go on"
             )
     return last
+
+
+def _reason_to_stop(run: ActiveRun, number: int) -> str:
+    """Return the first callback's reason to end the run before round ``number``, or ""."""
+    for callback in run.callbacks:
+        reason = callback.why_stop(run, number)
+        if reason:
+            return reason
+    return ""
 
 
 def _failure_of_all(run: ActiveRun, result: RoundResult) -> str:

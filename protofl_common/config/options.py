@@ -66,10 +66,10 @@ def option(
 ) -> Any:
     """Return the dataclass field of a setting: its default, its meaning and its legal values.
 
-    A number may have a range: ``minimum``, which is 0 if nothing is said, ``maximum``, and
-    ``above``, which is exclusive; ``or_zero`` allows 0 beside it. A string may have ``choices``;
-    beside these it may be what matches ``or_like``, which errors call ``or_words``; with
-    ``several``, it is a list of such values, separated by commas.
+    A number may have a range: ``minimum``, ``maximum``, and ``above``, which is exclusive;
+    ``or_zero`` allows 0 beside it. Without ``minimum`` and ``above`` it is at least 0. A string may
+    have ``choices``; beside these it may be what matches ``or_like``, which errors call
+    ``or_words``; with ``several``, it is a list of such values, separated by commas.
 
     A site's node config may set it where ``site`` says what it means there; ``at_most`` is the key
     of the node config that bounds it. ``with_secagg`` and ``with_dp`` say which value it must have

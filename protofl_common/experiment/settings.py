@@ -26,6 +26,7 @@ from protofl_common.config.backbones import EMBEDDED, parse_backbones
 from protofl_common.config.datasets import partitions_that_read
 from protofl_common.config.lists import names_in
 from protofl_common.config.options import (
+    TYPES,
     Needed,
     Scalar,
     SettingsError,
@@ -67,7 +68,7 @@ def needed_with(protection: Literal["with_secagg", "with_dp"]) -> dict[str, Need
 
     Settings that may have any value under that protection are left out.
     """
-    needed = {key: field.metadata[protection] for key, field in options_of_a_run().items()}
+    needed = {key: setting.metadata[protection] for key, setting in options_of_a_run().items()}
     return {key: value for key, value in needed.items() if value is not None}
 
 
@@ -236,8 +237,9 @@ class Settings(Sections):
 
         SettingsError has a line for each unknown key (of the node's, too), missing key, wrong type,
         and value out of range or not among its choices. If there are none of these, it has a line
-        for each value that does not fit the others. Settings are cached, as a process asks for the
-        same ones with every message.
+        for each value that does not fit the others. Settings of an algorithm that does not run may
+        have any scalar value (`check_settings_act` tells of them). Settings are cached, as a
+        process asks for the same ones with every message.
         """
         node: Values = {}  # as for a simulated client, whose node config overrides nothing
         if node_config and is_site(node_config):
@@ -280,6 +282,7 @@ class Settings(Sections):
         likely = [key for key in known_keys() if key.rpartition(".")[0] in owners]
         problems += unknown_keys(config, known_keys(), likely)
         problems += folders_of_unknown_users(config)
+        problems += _problems_of_other_algorithms(config)
         denied = refusals(node, config, given) if node else []
 
         hparams = None
@@ -386,6 +389,18 @@ def settings_that_meet_demands(node: Values) -> dict[str, Scalar]:
         config |= {key: needed.value for key, needed in needed_with("with_secagg").items()}
         config["secagg"] = True
     return config
+
+
+def _problems_of_other_algorithms(config: Values) -> Iterator[str]:
+    """Yield a line for each setting of an algorithm that does not run whose value is no scalar.
+
+    It has no effect, but a site stores it with the run's other settings, and shows it.
+    """
+    for key, setting in options_of_a_run().items():
+        owner = key.rpartition(".")[0]
+        value = config.get(key, setting.default)
+        if owner not in ("", config.get("algo")) and not isinstance(value, Scalar):
+            yield f"{key} = {value!r}: must be {TYPES[type(setting.default)]}"
 
 
 def _hparams(config: Values, problems: list[str]) -> Hparams | None:

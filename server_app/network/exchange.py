@@ -6,7 +6,7 @@ asked again.
 
 import re
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -312,9 +312,12 @@ class MessageExchange:
         """
         for site, message in self._pending.items():
             self._overdue[id_of(message)] = _Overdue(site, message, asked)
-            of_site = [key for key, overdue in self._overdue.items() if overdue.site == site]
-            for key in of_site[:-MOST_OVERDUE]:
-                del self._overdue[key]
+        ids_of: dict[str, list[str]] = defaultdict(list)  # Site -> the ids of its messages
+        for message_id, overdue in self._overdue.items():  # oldest first
+            ids_of[overdue.site].append(message_id)
+        for message_ids in ids_of.values():
+            for message_id in message_ids[:-MOST_OVERDUE]:
+                del self._overdue[message_id]
 
     def _push(self, messages: Mapping[str, Message]) -> None:
         """Send a message to each site; one that Flower does not take gets an error for a reply."""
@@ -333,7 +336,7 @@ class MessageExchange:
         reply to an earlier round is put into ``late``, by site.
         """
         site_of = {id_of(message): site for site, message in self._pending.items()}
-        messages = [*self._pending.values()]
+        messages = list(self._pending.values())
         messages += [overdue.message for overdue in self._overdue.values()]
         answered = pull_each(self.grid, messages, self._largest)
         for message, reply in answered:

@@ -322,9 +322,9 @@ class SecureSum:
     ) -> dict[str, bytes]:
         """Return one private key of each site that dealt shares (``shared``), by site.
 
-        It is recovered from the ``shares`` that the sites reveal which ``sent`` vectors: the OWN
-        key of a site that sent one, else its PAIR key. Raises VoidRound where
-        the shares of a key do not give it. Sites that give or have dealt wrong shares are expelled.
+        It is the OWN key of a site that ``sent`` a vector, else its PAIR key. Those that sent one
+        reveal the ``shares`` from which it is recovered. Raises VoidRound where the shares of a key
+        do not give it. Sites that give or have dealt wrong shares are expelled.
         """
         threshold = self._needed(begun.keys)
         points = masks.points_of(begun.keys)

@@ -112,6 +112,18 @@ def test_a_bad_value_is_named_with_what_would_be_right(key, value, said):
     assert said in line
 
 
+@pytest.mark.parametrize("value", [b"1", [1], None, {"a": 1}])
+@pytest.mark.parametrize("algo", ["fedtgp", "fedavg"])
+def test_a_value_that_is_no_scalar_is_refused_even_where_it_has_no_effect(algo, value):
+    """A hostile server may send one, which a site would store with the settings that act."""
+    config = default_run_config() | {"algo": algo, "fedtgp.server-epochs": value}
+    with pytest.raises(SettingsError) as caught:
+        Settings.from_run_config(config)
+
+    (line,) = str(caught.value).splitlines()
+    assert line.startswith(f"fedtgp.server-epochs = {value!r}: must be a whole number")
+
+
 def test_unknown_and_missing_keys_are_all_named_at_once():
     """Four mistakes give four lines."""
     config = default_run_config() | {"batchsize": 3, "data-dir": "~not-here/x"}
