@@ -226,12 +226,13 @@ def test_a_late_reply_is_checked_like_any_other(tmp_path, monkeypatch):
 
 def test_with_discard_nobody_is_taken_to_be_at_work(three, monkeypatch):
     """South is late in round 2, and is asked in round 3 like the others."""
-    seen = []
+    sites_at_work = []
     at_work = MessageExchange.at_work
 
     def noted(exchange):
-        seen.append(at_work(exchange))
-        return seen[-1]
+        sites = at_work(exchange)
+        sites_at_work.append(sites)
+        return sites
 
     monkeypatch.setattr(MessageExchange, "at_work", noted)
     grids = []
@@ -239,7 +240,7 @@ def test_with_discard_nobody_is_taken_to_be_at_work(three, monkeypatch):
     discard = IMPATIENT | {"late": "discard"}
     three.run(a_round_late(grids, "2", node=SOUTH), grids.append, rounds=3, **discard)
 
-    assert seen == [set()] * 3
+    assert sites_at_work == [set(), set(), set()]  # in each of three rounds
 
 
 # -- what it weighs, and what is refused ---------------------------------------------------------

@@ -306,7 +306,8 @@ def test_a_messy_table_is_learned_exported_and_predicted_from(tmp_path, messy, c
     raw = np.array([[1, 0, 50, np.nan]], np.float32)  # f, m, age, chol: with a gap
     (logits,) = runtime.InferenceSession(str(out / "model.onnx")).run(None, {"inputs": raw})
 
-    np.testing.assert_allclose(logits, Predictor.load(out).outputs(raw)[0]["head"], atol=1e-4)
+    scores, *_ = Predictor.load(out).outputs(raw)
+    np.testing.assert_allclose(logits, scores["head"], atol=1e-4)
 
     new.write_text("age,chol\n1,2\n")
     error = output(capsys, "predict", out, new, status=1).err

@@ -531,7 +531,7 @@ def test_a_poisoned_buffer_moves_with_the_weights_and_no_farther():
     poisoned = 5
     sets[poisoned]["bn.running_var"] = torch.full((2,), 40.0)
 
-    clipped = clip_updates(sets, [start] * 6, 2.0)
+    clipped = clip_updates(sets, received=[start] * 6, ratio=2.0)
     merged = TRIMMED.merge_weights(clipped, [1 / 6] * 6)
 
     assert float(clipped[poisoned]["bn.running_var"].max()) < 3

@@ -557,10 +557,10 @@ def test_a_sum_begins_while_the_one_before_ends(tmp_path):
 
     def tamper(message, reply):
         meta = message.metadata
-        asked = (meta.message_type, meta.group_id, meta.dst_node_id)
-        if asked == ("query.unmask", "1", 1001):
+        question = (meta.message_type, meta.group_id, meta.dst_node_id)  # kind, round, node
+        if question == ("query.unmask", "1", 1001):
             reply.content.pop(NEXT_SUM)
-        if asked == ("query.unmask", "2", 1003):
+        if question == ("query.unmask", "2", 1003):
             next((tmp_path / "runs").rglob("site-2/secagg.json")).unlink()
         return reply
 
@@ -568,6 +568,7 @@ def test_a_sum_begins_while_the_one_before_ends(tmp_path):
 
     for kind in ("query.advertise", "query.share"):
         asked = {number: nodes_asked(outcome, kind, number) for number in (1, 2, 3, 4, 5)}
+        # rounds 3 and 5 were begun by the one before
         assert asked == {1: EVERYONE, 2: EVERYONE, 3: [], 4: EVERYONE, 5: []}
 
     assert not nodes_asked(outcome, "query.advertise_final", 5)

@@ -243,10 +243,10 @@ def test_own_prototypes_are_those_of_the_training_classes(tmp_path, monkeypatch)
 
     Each of three clients has four classes, and two test samples.
     """
-    seen = []
+    evaluations = []  # samples and prototypes of each
 
     def noted(model, data, batch_size, task, known, **how):
-        seen.append((data, known))
+        evaluations.append((data, known))
         return evaluate(model, data, batch_size, task, known, **how)
 
     monkeypatch.setattr("client_app.app.evaluate", noted)
@@ -257,7 +257,7 @@ def test_own_prototypes_are_those_of_the_training_classes(tmp_path, monkeypatch)
         "models": "mnist-cnn",
     }
     run_federation(run_config(tmp_path, predict_among="own", **few), clients=3)
-    final_evaluations = seen[-3:]  # of the three clients
+    final_evaluations = evaluations[-3:]  # the last one of each of the three clients
 
     assert len(final_evaluations) == 3
     for tested, known in final_evaluations:

@@ -204,7 +204,8 @@ def test_the_sum_is_that_of_samples_taken_one_by_one(network, at_once, monkeypat
 
 class Recurrent(nn.GRU):
     def forward(self, inputs):
-        return super().forward(inputs.transpose(0, 1))[0][-1]
+        outputs_of_steps, _ = super().forward(inputs.transpose(0, 1))
+        return outputs_of_steps[-1]
 
 
 def test_no_sample_shapes_anothers_gradient():

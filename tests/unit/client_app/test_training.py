@@ -37,7 +37,7 @@ def test_a_batch_says_which_samples_of_the_training_set_it_has():
     data = some_data()
     model = some_model()
     chosen = settings(local_epochs=3, lr=1e-9)  # so that the model stays what it is
-    seen = []
+    indices = []
 
     def watching(batch):
         assert torch.equal(batch.inputs, data.inputs[batch.index])
@@ -45,14 +45,14 @@ def test_a_batch_says_which_samples_of_the_training_set_it_has():
         assert batch.index.dtype == torch.int64
         assert torch.equal(batch.features, model.body(batch.inputs))
         assert torch.equal(batch.logits, model.head(batch.features))
-        seen.extend(batch.index.tolist())
+        indices.extend(batch.index.tolist())
         return cross_entropy(batch)
 
     train(step_of(model, watching, chosen, Step), data, chosen, seed=2)
 
-    assert len(seen) == 3 * len(data)
+    assert len(indices) == 3 * len(data)
 
-    epochs = [seen[start : start + len(data)] for start in range(0, len(seen), len(data))]
+    epochs = [indices[start : start + len(data)] for start in range(0, len(indices), len(data))]
 
     for epoch in epochs:
         assert sorted(epoch) == list(range(len(data)))

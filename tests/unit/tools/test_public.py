@@ -35,8 +35,8 @@ DATA = DIGITS | {"total_samples": 100, "models": "cnn4"}
 
 def test_a_run_returns_its_results(tmp_path):
     """Accuracies, rounds and summary are those of the run's folder, and events came meanwhile."""
-    seen = []
-    places = {"out_dir": str(tmp_path), "on_event": seen.append}
+    events = []
+    places = {"out_dir": str(tmp_path), "on_event": events.append}
     run = public.run(algo="fedproto", clients=2, **places, **SMALL)
 
     assert run.folder.parent == tmp_path
@@ -46,13 +46,13 @@ def test_a_run_returns_its_results(tmp_path):
     assert len(run.rounds) == 3  # two rounds, and the final evaluation
     assert run.summary["rounds"] == 2
 
-    done = [event.row for event in seen if isinstance(event, public.events.RoundDone)]
+    done = [event.row for event in events if isinstance(event, public.events.RoundDone)]
 
     assert done == run.rounds[:2]
 
     result = figures.sentence([run.summary])
 
-    assert seen[-1] == public.events.Finished(run.folder, run.summary, result, report="")
+    assert events[-1] == public.events.Finished(run.folder, run.summary, result, report="")
 
     (run.folder / "summary.json").unlink()
 

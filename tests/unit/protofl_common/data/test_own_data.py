@@ -244,6 +244,8 @@ def test_the_marked_validation_part_is_common_with_the_test_part_and_never_teste
     with refused("no sample of classes sick"):
         divided(2, MARKED, test_from="official")
 
+    # Five samples for each client and class, the last of them for validation. A sample's age is the
+    # number of its row: north has ages 0 to 9, south 10 to 19.
     rows = []
     for client in ("north", "south"):
         for label in ("well", "sick"):

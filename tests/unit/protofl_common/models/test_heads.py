@@ -134,14 +134,14 @@ def test_clients_have_the_same_head_by_the_same_head_seed_whatever_their_bodies(
     def weight(arch, seed, head_seed):
         return build(arch, "orthogonal-frozen", seed, head_seed).head.weight
 
-    shared = weight("cnn4", 1, 7)
-    assert torch.equal(weight("htcnn-2", 2, 7), shared)
-    assert torch.equal(weight("googlenet+fc512", 3, 7), shared)
-    assert not torch.equal(weight("cnn4", 1, 8), shared)
+    shared = weight("cnn4", seed=1, head_seed=7)
+    assert torch.equal(weight("htcnn-2", seed=2, head_seed=7), shared)
+    assert torch.equal(weight("googlenet+fc512", seed=3, head_seed=7), shared)
+    assert not torch.equal(weight("cnn4", seed=1, head_seed=8), shared)
 
-    own = weight("cnn4", 1, None)
-    assert torch.equal(weight("cnn4", 1, None), own)
-    assert not torch.equal(weight("cnn4", 2, None), own)
+    own = weight("cnn4", seed=1, head_seed=None)
+    assert torch.equal(weight("cnn4", seed=1, head_seed=None), own)
+    assert not torch.equal(weight("cnn4", seed=2, head_seed=None), own)
 
 
 @pytest.mark.parametrize("arch", ["cnn4", "resnet18-imagenet-stem+fc128"])

@@ -802,12 +802,14 @@ def test_each_run_has_its_settings_and_a_log(tmp_path, monkeypatch):
 
     assert rounds == [7, 7, 7]
 
-    config, federation = attempts[0]
+    first_attempt, second_attempt, *_ = attempts
+    config, federation = first_attempt
     named = {"seed": 1, "out-dir": f"{tmp_path}/runs", "run-name": "run-1"}
 
     assert config == default_run_config() | named
     assert federation == {"num-supernodes": 2, "client-resources-num-cpus": 2}
-    assert attempts[1][0]["resume"] is True
+    config_of_second, _ = second_attempt
+    assert config_of_second["resume"] is True
 
     log = tmp_path / "logs" / "run-1.log"
     assert log.read_text().startswith("a line of the run\nround  7/20  loss 0.143")
