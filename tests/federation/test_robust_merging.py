@@ -141,6 +141,7 @@ def test_who_is_the_farthest_depends_on_all_classes_of_a_client():
     sets = [Prototypes(torch.tensor([[x], [y]]), torch.tensor([0, 1])) for x, y in values]
 
     # by class 0 alone the third, x = 2, would be the farthest
+    # of each client two prototypes are left, of the fifth none
     assert left_of(sets, A_FIFTH) == [2, 2, 2, 2, 0]
 
 

@@ -86,21 +86,23 @@ def test_evaluation_trains_nothing(algo, tmp_path):
 @pytest.mark.slow
 def test_with_few_clients_a_round_the_last_round_is_the_clients_own(tmp_path, monkeypatch):
     """It is the one in which the client trained before, however many rounds it was not asked in."""
-    seen = {}  # client -> (round, its last round)
+    rounds_trained = {}  # client -> (round, its last round)
     fit = ClientAlgorithm.fit
 
     def noted(self):
-        seen.setdefault(self.client.name, []).append((self.round, self.last_round))
+        rounds_trained.setdefault(self.client.name, []).append((self.round, self.last_round))
         return fit(self)
 
     monkeypatch.setattr(ClientAlgorithm, "fit", noted)
     run_federation(run_config(tmp_path, rounds=5, participation=0.5, **SMALL), clients=4)
 
-    assert len(seen) > 2
+    assert len(rounds_trained) > 2
 
-    rounds_of = {name: [number for number, _ in of_client] for name, of_client in seen.items()}
+    rounds_of = {
+        name: [number for number, _ in of_client] for name, of_client in rounds_trained.items()
+    }
 
-    for name, of_client in seen.items():
+    for name, of_client in rounds_trained.items():
         *earlier_rounds, _last = rounds_of[name]
         assert [last for _, last in of_client] == [None, *earlier_rounds]
     assert any(rounds != [1, 2, 3, 4, 5] for rounds in rounds_of.values())

@@ -186,11 +186,11 @@ def test_persons_are_drawn_each_by_itself_with_all_or_some_of_their_samples():
 
     A person comes with all samples, or with `SAMPLES_OF_A_PERSON` of them if there are more.
     """
-    sizes = np.array([1, 40] + [3] * 98)
+    sizes = np.array([1, 40] + [3] * 98)  # samples of each person
     owners = np.repeat(np.arange(100), sizes)
     np.random.default_rng(0).shuffle(owners)
     samples = Samples(torch.from_numpy(owners)[:, None].float(), torch.zeros(len(owners)).long())
-    numbers = []
+    persons_in_batches = []
     for _ in range(40):
         one = dp_step(linear(), 100, 20, persons=Persons(owners), dp="person")
 
@@ -199,7 +199,7 @@ def test_persons_are_drawn_each_by_itself_with_all_or_some_of_their_samples():
         generator = torch.Generator().manual_seed(1)
         for drawn, _, _ in one.batches(samples, 20, generator, drop_last=False):
             who, counts = np.unique(drawn[:, 0].long().numpy(), return_counts=True)
-            numbers.append(len(who))
+            persons_in_batches.append(len(who))
 
             assert one.sizes == counts.tolist()
 
@@ -207,9 +207,9 @@ def test_persons_are_drawn_each_by_itself_with_all_or_some_of_their_samples():
 
             assert counts.tolist() == wanted.tolist()
 
-    variance = 100 * 0.2 * 0.8
-    assert np.mean(numbers) == pytest.approx(20, abs=1.5)
-    assert np.std(numbers) == pytest.approx(variance**0.5, rel=0.25)
+    variance = 100 * 0.2 * 0.8  # of a binomial distribution
+    assert np.mean(persons_in_batches) == pytest.approx(20, abs=1.5)
+    assert np.std(persons_in_batches) == pytest.approx(variance**0.5, rel=0.25)
 
 
 def test_parts_of_a_batch_do_not_divide_a_person():

@@ -200,6 +200,7 @@ def proportions(client):
 def test_a_cap_balances_the_classes_where_the_partition_gives_none(open_clients, partition):
     capped = {"train_samples": 35, "test_samples": 0}
     for client in open_clients(5, dataset="digit-domains", partition=partition, **capped):
+        # 35 samples of ten classes
         assert sorted(np.bincount(client.train_labels)) == [3] * 5 + [4] * 5
         assert len(client.test_labels) == 500 - 35
 
@@ -211,6 +212,7 @@ def test_feature_shift_deals_domains_in_turn(open_clients):
 
 
 def test_feature_shift_deals_domains_as_clients_per_domain_says(open_clients):
+    """The clients of a domain divide its 500 samples; here the second domain has no client."""
     several = {"partition": "feature-shift", "clients_per_domain": "1,0, 3,1,2"}
     everyone = open_clients(7, dataset="digit-domains", **several, **WHOLE)
     domains = [client.domain for client in everyone]

@@ -825,13 +825,12 @@ def test_the_processes_for_all_recipes_start_before_the_progress_is_drawn(
         started.append(federation["client-resources-num-cpus"])
 
     monkeypatch.setattr(machine, "engine_for", start)
-    cell = planned(small)[0]
+    any_cell, *_ = planned(small)
     cells = []
-    for cpus in (1, 2, 1):
-        run = replace(
-            cell.first_run, name=f"{len(cells)}", federation={"client-resources-num-cpus": cpus}
-        )
-        cells.append(replace(cell, runs={0: run}))
+    for number, cpus in enumerate((1, 2, 1)):
+        federation = {"client-resources-num-cpus": cpus}
+        run = replace(any_cell.first_run, name=str(number), federation=federation)
+        cells.append(replace(any_cell, runs={0: run}))
 
     start_engine([(read_table(small), cells)], Runs(tmp_path / "runs"), dict, "cpu")
 
