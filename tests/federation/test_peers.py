@@ -226,7 +226,7 @@ def test_the_sites_that_nobody_knows_cannot_unmask(tmp_path):
 
 
 def test_a_site_that_accepts_no_weights_takes_part_where_vectors_are_sent():
-    """It takes no part where the server sends weights, alone or beside vectors."""
+    """The site takes no part where the server sends weights, alone or beside vectors."""
     node = {"site-name": "north", "accept-weights": False}
     for algo in ("fedavg", "protofed", "scaffold", "fedkd"):
         refused = refusal({"algo": algo}, node)

@@ -758,7 +758,7 @@ TRICKS = {
 
 
 def test_a_client_reveals_no_more_to_a_server_that_tries(tmp_path):
-    """It refuses every trick, so it answers each stage of a sum once; the run goes on."""
+    """The client refuses every trick, and so answers each stage of a sum once; the run goes on."""
     grids = []
     refusals = {}
 
@@ -961,24 +961,26 @@ def test_a_prototype_that_a_server_chooses_to_send_breaks_a_training_and_tells_n
 
 
 def test_the_secret_lies_in_a_file_of_this_user_and_is_forgotten(tmp_path):
-    """It is kept from the keys until the upload, with which the next sum's secret is drawn."""
-    seen = {}
+    """The file has it from the keys until the upload, with which the next sum's secret is drawn."""
+    stored_at = {}  # stage -> what the file has then
 
     def read_secret(message, reply):
         for file in (tmp_path / "runs").rglob("site-0/secagg.json"):
             assert stat.S_IMODE(file.stat().st_mode) == 0o600
-            seen[message.metadata.message_type] = json.loads(file.read_text())
+            stored_at[message.metadata.message_type] = json.loads(file.read_text())
         return reply
 
     outcome = federation(tmp_path, read_secret)
 
-    progress = [seen[stage] for stage in STAGES]
+    progress = [stored_at[stage] for stage in STAGES]
     secrets = [stored["secret"] for stored in progress]
+    advertised, shared, after_upload, of_next_sum = secrets
 
     assert [len(bytes.fromhex(secret)) for secret in secrets] == [96, 96, 0, 96]
-    assert secrets[0] == secrets[1]
-    assert secrets[1] != secrets[3]
-    assert [stored["following"] for stored in progress] == ["", "", secrets[3], ""]
+    assert shared == advertised
+    assert after_upload == ""
+    assert of_next_sum != shared
+    assert [stored["following"] for stored in progress] == ["", "", of_next_sum, ""]
     # its own share of its secret, and after the upload those of all four sites
     assert [len(stored["shares"]) for stored in progress] == [0, 1, 4, 1]
     assert not list(outcome.folder.rglob("secagg.json"))

@@ -217,7 +217,7 @@ def test_a_column_that_is_neither_label_nor_input_is_named(tmp_path, capsys):
 
 @pytest.mark.parametrize("drop", ["", "Mass"])
 def test_an_input_that_copies_a_label_is_named(drop, tmp_path, capsys):
-    """It is refused if it has the label's name, and named if it has the label's values.
+    """An input with the label's name is refused, one with the label's values is named.
 
     Beside a column of names, ``labels``, a column for a single label would be an input.
     """

@@ -85,7 +85,7 @@ def test_evaluation_trains_nothing(algo, tmp_path):
 
 @pytest.mark.slow
 def test_with_few_clients_a_round_the_last_round_is_the_clients_own(tmp_path, monkeypatch):
-    """It is the one in which the client trained before, however many rounds it was not asked in."""
+    """`last_round` is the one in which the client trained before, however long ago that was."""
     rounds_trained = {}  # client -> (round, its last round)
     fit = ClientAlgorithm.fit
 

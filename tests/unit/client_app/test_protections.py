@@ -177,7 +177,7 @@ def network_of(kind):
 @pytest.mark.parametrize("at_once", [1, 2**24])
 @pytest.mark.parametrize("network", ["convolution", "recurrent"])
 def test_the_sum_is_that_of_samples_taken_one_by_one(network, at_once, monkeypatch):
-    """So it is whether or not PyTorch can take them at once, and how many fit into memory."""
+    """It does not matter if PyTorch can take them at once, and how many fit into memory."""
     torch.manual_seed(0)
     model = network_of(network)
     inputs = torch.randn(7, 3, 5)

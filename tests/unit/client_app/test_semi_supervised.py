@@ -118,7 +118,7 @@ def test_the_unlabelled_samples_have_a_term_of_their_own(algo, risk, tmp_path):
 
 
 def test_a_batch_without_any_label_has_the_loss_of_unlabelled_samples_or_none(tmp_path):
-    """It has a loss only if unlabelled samples have a weight."""
+    """Such a batch has a loss only if unlabelled samples have a weight (pu-weight)."""
     unlabelled = slice(12, 16)
     without = algorithm(tmp_path)
 

@@ -65,7 +65,7 @@ def step_of_two(model, other, loss, chosen):
 
 
 def test_an_algorithm_may_choose_its_epochs_and_every_module_of_the_step_trains():
-    """It chooses three epochs of two batches, where the settings have one epoch."""
+    """The algorithm chooses three epochs of two batches, where the settings have one epoch."""
     model = some_model()
     other = torch.nn.Linear(4, 4).eval()
     before = other.weight.detach().clone()
@@ -169,7 +169,7 @@ def test_a_loss_that_explodes_is_an_error_that_says_when_and_what_to_try():
 )
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_training_equals_a_plain_loop(optimizer, kind, strided):
-    """It does so too where gradients and weights are not laid out in memory alike.
+    """This also holds where gradients and weights are not laid out in memory alike.
 
     ``strided``: which of the two have their channels last ("" for neither).
     """
@@ -213,7 +213,7 @@ def test_training_equals_a_plain_loop(optimizer, kind, strided):
 
 
 def test_gradients_of_what_the_optimizer_trains_beside_the_modules_begin_anew():
-    """So must those of Ditto's other model, or of a layer that another package's method trains.
+    """Ditto's other model is such a thing, or a layer that another package's method trains.
 
     The gradient of the term is 1, and each of two steps moves it by 0.5. If gradients were added
     up, the second step would move it by 1.
@@ -231,7 +231,7 @@ def test_gradients_of_what_the_optimizer_trains_beside_the_modules_begin_anew():
 
 @pytest.mark.parametrize("others", [{}, {"a": torch.zeros(())}])
 def test_a_term_that_is_no_single_number_is_named(others):
-    """It is named whether or not the loss has other terms beside it."""
+    """The term is named whether or not the loss has other terms beside it."""
 
     def loss(batch):
         return others | {"mine": batch.logits.square().mean(0)}

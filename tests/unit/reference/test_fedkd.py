@@ -168,10 +168,10 @@ def test_two_rounds_equal_an_independent_script(start, end, tmp_path):
 
 
 def test_all_that_take_part_start_from_one_student(tmp_path, monkeypatch):
-    """They do whether a client was sent the student itself or its update.
+    """It makes no difference whether a client was sent the student itself or its update.
 
-    They do after a round that did not count (3), and after a lost reply (in 5). Four of six clients
-    are asked in each of seven rounds.
+    This also holds after a round that did not count (3), and after a lost reply (in 5). Four of six
+    clients are asked in each of seven rounds.
     """
     students = {}  # round -> the student that each client starts from
     fit = FedKD.fit

@@ -108,7 +108,7 @@ def test_a_run_takes_arrays_as_data(tmp_path, capsys):
 
 
 def test_arrays_that_are_no_data_are_refused(tmp_path):
-    """They have another type, another number of labels or a missing one, or are no arrays."""
+    """Their type or their number of labels is wrong, a label is missing, or they are no arrays."""
     inputs, names = patients()
 
     tokens = inputs.astype(int) + 9  # whole numbers are words of texts, of which mlp-1 takes none
@@ -279,7 +279,7 @@ class SendsADictionary(Twice):
 
 
 def test_a_half_that_breaks_its_contract_is_refused(tmp_path, monkeypatch):
-    """It sends what is undeclared, sends no `Payload`, or returns no losses."""
+    """The client half sends what is undeclared, sends no `Payload`, or returns no losses."""
     undeclared = "odd is not declared for this direction; declared: prototypes"
 
     with pytest.raises(ValueError, match=undeclared):

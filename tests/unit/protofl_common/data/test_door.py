@@ -41,7 +41,7 @@ def test_what_training_refuses_prediction_refuses(value, said):
 
 
 def test_a_model_is_given_what_its_card_says(capsys):
-    """It is given numbers of its type and shape; a gap only if the card says how to fill it."""
+    """Inputs have the card's type and shape, and gaps only if it says how to fill them."""
     assert inputs_for(TABLE, [[-1, 2]]).tolist() == [[-1, 2]]
     with_gradient = torch.ones(2, 2, dtype=torch.bfloat16, requires_grad=True)
     assert inputs_for(TABLE, with_gradient).dtype == np.float32
@@ -64,7 +64,7 @@ def test_channels_last_are_refused_whatever_the_shape(shape):
 
 
 def test_signals_of_more_channels_than_steps_are_said(capsys):
-    """They may be signals with the channels last, or grey images without a channel."""
+    """Such arrays may be signals with the channels last, or grey images without a channel."""
     from_arrays({"inputs": np.eye(18).reshape(2, 9, 18), "labels": [0, 1]}, "here")
     assert not capsys.readouterr().err
     from_arrays({"inputs": np.eye(18).reshape(2, 18, 9), "labels": [0, 1]}, "here")
@@ -186,7 +186,7 @@ def test_labels_that_are_classes(capsys):
 
 
 def test_a_number_with_zeros_before_it_is_a_name(write_and_read):
-    """Such as the folders of GTSRB, which a manifest lists: ``classes`` must find them."""
+    """Classes keep their zeros, as folders of GTSRB have them, so that ``classes`` finds them."""
     rows = "".join(f"{number},{number % 2:02}\n" for number in range(8))
     assert write_and_read("arrays", "t.csv", f"a,label\n{rows}").classes == ("00", "01")
     assert write_and_read("arrays", "t.csv", f"a,label\n{rows}", classes="00,01,02").labels[1] == 1
@@ -247,7 +247,7 @@ def test_names_with_any_sign_can_be_columns_and_be_dropped(write_and_read):
 
 
 def test_what_was_said_is_noted_for_those_who_open_the_data_later(write_and_read):
-    """Such as ``protofl doctor``, when it is asked again."""
+    """What was printed while a file was read is told again, as by ``protofl doctor``."""
     rows = "".join(f"{number},{number % 2}\n" for number in range(40))
     for _ in range(2):
         (note,) = write_and_read("arrays", "t.csv", f"a,label\n{rows}").notes
@@ -365,7 +365,7 @@ def test_parts_are_no_domains_though_there_are_other_folders(photos, read_datase
 
 
 def test_a_copy_of_an_image_is_left_out_or_refused(photos, read_dataset):
-    """It is left out of a folder, and refused in another class, part or client."""
+    """A copy in the same folder is left out; one in another class, part or client is refused."""
     copy = Image.open(photos / "cat/0.jpg")
     copy.save(photos / "cat/copy.png")
     data = read_dataset("image-folder", photos, image_size=8)

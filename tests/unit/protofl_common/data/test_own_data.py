@@ -236,7 +236,7 @@ def test_a_part_marked_for_validation_is_used_as_it_stands(test_from, fraction, 
 
 
 def test_the_marked_validation_part_is_common_with_the_test_part_and_never_tested_on(divided):
-    """It is common with ``official-all``; with ``balanced`` tests each client has its own."""
+    """With ``official-all`` all clients have the part in common, with ``balanced`` each its own."""
     everybody = divided(2, MARKED, test_from="official-all")
     assert [ages(client.validation_inputs) for client in everybody] == [[9, 8], [9, 8]]
 
@@ -598,7 +598,7 @@ def test_texts_of_a_training_and_a_test_file(read_dataset, tmp_path):
 
 
 def test_a_token_is_a_checksum_of_its_word():
-    """It is crc32 within the vocabulary; 0 is padding. crc32("a") = 3904355907."""
+    """The checksum is crc32, within the vocabulary; 0 is padding. crc32("a") is 3904355907."""
     a = 1 + 3904355907 % (VOCABULARY - 1)
     assert tokens(["A a", ""], 3).tolist() == [[a, a, 0], [0, 0, 0]]
 
@@ -628,7 +628,7 @@ def own_module(tmp_path, monkeypatch):
 
 
 def test_a_function_of_the_users_own(own_module, read_dataset, tmp_path):
-    """It returns a dictionary of arrays. The one of this test fails if it is given a folder."""
+    """The function returns a dictionary of arrays; here it fails if it is given a folder."""
     data = read_dataset(f"{own_module}:load")
     assert data.inputs.tolist() == np.eye(4).tolist()
     assert data.domain_names == ("a", "b")
@@ -648,7 +648,7 @@ def test_a_function_of_the_users_own(own_module, read_dataset, tmp_path):
 
 
 def test_data_of_edited_code_are_read_again(read_dataset, tmp_path, monkeypatch):
-    """They are, even if only a module has changed that the function's module imports."""
+    """This holds even if the edit is in a module that the function's module imports."""
     package = tmp_path / "pack_age"
     package.mkdir()
     (package / "load.py").write_text(

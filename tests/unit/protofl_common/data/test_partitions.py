@@ -73,7 +73,7 @@ CHANGED = {
 @pytest.mark.parametrize("partition", sorted({*COMMON, *ON_DOMAINS}))
 @pytest.mark.parametrize("setting", CHANGED)
 def test_a_partition_reads_the_settings_said_to_act(data_settings, setting, partition):
-    """It divides in another way if such a setting changes, and as before if another one does."""
+    """Its division changes with each setting that is said to act on it, and with no other."""
     assert CHANGED.keys() == {key for row in PARTITIONS.values() for key in row.reads}
 
     def rows(**changes):

@@ -72,7 +72,7 @@ def test_what_is_missing_is_named_with_its_origin(name, read_dataset, tmp_path):
 
 
 def test_digit5_takes_domains_that_are_there(read_dataset, usps_dir, capsys):
-    """It reads MNIST and USPS, then MNIST-M as well, and refuses a single domain."""
+    """First MNIST and USPS are there, then MNIST-M as well; a single domain is refused."""
     data = read_dataset("digit5", usps_dir)
     assert data.domain_names == ("mnist", "usps")
     numbers_of_parts = np.bincount(2 * data.domains + data.official).tolist()

@@ -90,7 +90,7 @@ def test_heads_have_named_parts_and_those_without_a_hidden_layer_can_be_exchange
     "arch", ["mnist-cnn", "htcnn-4", net.PROJECTION, *SOME[:2], "googlenet", "mobilenet-v2+fc256"]
 )
 def test_weights_follow_from_the_seed_alone(arch):
-    """They do not depend on PyTorch's random state, and leave it as it is."""
+    """Building a model does not read PyTorch's random state, and leaves it as it is."""
 
     def weights(seed):
         return list(build(arch, seed=seed).state_dict().values())

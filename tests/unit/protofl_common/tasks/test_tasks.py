@@ -176,7 +176,7 @@ def test_every_metric_by_hand():
 
 
 def test_auc_is_of_the_order_of_probabilities():
-    """It is the same for scores that give the same order of each class's probabilities."""
+    """Scores that give the same order of each class's probabilities have the same AUC."""
 
     def auc(scores):
         return evaluate_metrics(["auc"], METRICS, scores, LABELS)["auc"]
@@ -258,7 +258,7 @@ def test_the_error_of_an_auc_is_that_of_resampling():
 
 
 def test_a_threshold_has_the_best_f1_of_all():
-    """It is compared with the F1 at every threshold between two scores.
+    """The F1 at the chosen threshold is compared with that at every threshold between two scores.
 
     Scores are shifted by their thresholds, so that 0 divides them.
     """

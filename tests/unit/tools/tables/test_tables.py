@@ -200,7 +200,7 @@ def test_a_run_is_known_by_its_settings_wherever_it_stands_in_the_table(small):
 
 
 def test_a_row_needs_no_settings_and_a_table_no_recipe(small):
-    """They then have the defaults; a number that YAML takes for a text is read as a number."""
+    """Settings that are not given have the defaults; a number that YAML takes for a text is one."""
     defaults = default_run_config()
 
     edit(small, "  FedRep:", "  as it is:\n  FedRep:")
