@@ -885,7 +885,7 @@ def test_a_server_that_sends_one_site_its_model_and_the_others_zeros_gets_no_sum
             zeros = {name: raw(0 * values_of(array)) for name, array in arrays}
             message.content["weights"] = ArrayRecord(zeros)
 
-    change_sent(monkeypatch, None, 1, send_zeros)
+    change_sent(monkeypatch, node=None, number=1, change=send_zeros)
     config = small_config(tmp_path, algo="fedavg", rounds=3, secagg_threshold=0.6)
 
     with pytest.raises(FederationError, match=NOISE_AS_SUM):
@@ -913,7 +913,7 @@ def test_keys_that_a_server_chooses_to_send_to_one_site_alone_give_no_sum(tmp_pa
 
     monkeypatch.setattr(SecureSum, "_true_keys", keys_of_four)
     monkeypatch.setattr(SecureSum, "_true_shares", any_shares)
-    change_sent(monkeypatch, 1000, 1, show_all_keys)
+    change_sent(monkeypatch, node=1000, number=1, change=show_all_keys)
     config = small_config(tmp_path, algo="protofed", rounds=3, secagg_threshold=0.6)
 
     with pytest.raises(FederationError, match=NOISE_AS_SUM):

@@ -142,6 +142,7 @@ def test_one_sample_moves_a_metric_by_less_than_a_step_of_its_rounding():
                 changed_NC = scores_NC.copy()
                 changed_NC[sample] = np.eye(3)[predicted] * 100
                 after = METRICS_OF_TESTED[name](changed_NC, labels_N)
+                # of two classes with samples the smaller one has 20
                 assert abs(after - before) <= times / (2 * 20) + 1e-9
                 assert CLASSES_MOVED.get(name, 1) == times
 

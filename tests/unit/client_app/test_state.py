@@ -180,17 +180,17 @@ def test_a_state_older_than_the_round_that_counted_last_is_lost(tmp_path):
     states = save_after_rounds(states_of(tmp_path), 2, 3)
 
     for counted in (0, 2, 3):
-        _, loaded_round = states.load(4, "cnn4", CPU, counted)
+        _, loaded_round = states.load(4, "cnn4", CPU, counted=counted)
         assert loaded_round == 3
 
     newest = r"the newest is of round 3\. Put this folder"
 
     with pytest.raises(LostStateError, match=IS_MISSING + newest):
-        states.load(5, "cnn4", CPU, 4)
+        states.load(5, "cnn4", CPU, counted=4)
     with pytest.raises(LostStateError, match=IS_MISSING + "there is none"):
-        states_of(tmp_path / "elsewhere").load(5, "cnn4", CPU, 4)
+        states_of(tmp_path / "elsewhere").load(5, "cnn4", CPU, counted=4)
 
-    _, loaded_round = states_of(tmp_path, wary=True).load(5, "cnn4", CPU, 4)
+    _, loaded_round = states_of(tmp_path, wary=True).load(5, "cnn4", CPU, counted=4)
     assert loaded_round == 3
 
 
@@ -207,10 +207,10 @@ def test_a_damaged_state_that_counted_is_lost_though_there_is_an_older_one(tmp_p
     states = save_after_rounds(states_of(tmp_path), 2, 3)
     (tmp_path / "site-1" / "000003-11.safetensors").write_bytes(b"not a state at all")
 
-    _, loaded_round = states.load(4, "cnn4", CPU, 2)
+    _, loaded_round = states.load(4, "cnn4", CPU, counted=2)
     assert loaded_round == 2
     with pytest.raises(LostStateError, match=r"^site-1: .*000003-11\.safetensors cannot be read"):
-        states.load(4, "cnn4", CPU, 3)
+        states.load(4, "cnn4", CPU, counted=3)
 
 
 @pytest.mark.parametrize("earlier", [(), ((4711, 0),), ((4711, 2),), ((4711, 99),)])
