@@ -269,8 +269,8 @@ def test_hugging_face_lists_the_labels_of_each_sample(tmp_path):
     by_name = {"a": columns["a"], "labels": [["Cough"], [], ["Mass", "Fluid"]]}
     datasets.Dataset.from_dict(by_name).save_to_disk(tmp_path / "texts")
     for name in ("named", "texts"):
-        read = labels_in(tmp_path, tmp_path, dataset=f"hf:{name}", label_map="Fluid=Effusion")
-        assert read == [[0, 0, 1], [0, 0, 0], [1, 1, 0]]
+        labels = labels_in(tmp_path, tmp_path, dataset=f"hf:{name}", label_map="Fluid=Effusion")
+        assert labels == [[0, 0, 1], [0, 0, 0], [1, 1, 0]]  # of Mass, Effusion and Cough
 
     by_name["labels"][1] = None
     datasets.Dataset.from_dict(by_name).save_to_disk(tmp_path / "gap")
