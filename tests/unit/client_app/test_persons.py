@@ -109,7 +109,7 @@ def test_a_person_adds_to_class_sums_and_counts_as_one_sample():
 
 @pytest.mark.usefixtures("without_noise")
 def test_a_person_adds_to_moments_as_one_sample():
-    """One person more moves the sums by a length of 1, which is what the noise is for.
+    """One person more moves the sums by a length of 1 at most, which is what the noise is for.
 
     The length is over counts, sums and second moments of features, each in its own unit (a power of
     the clip length) and weighted by its part of the squared length (`MOMENT_PARTS`).
