@@ -247,7 +247,7 @@ def test_a_second_node_of_the_same_name_does_not_displace_a_living_one(tmp_path,
 
 
 def test_who_takes_the_name_of_a_site_that_is_away_does_not_keep_it(tmp_path, capsys):
-    """It has the name until the site's own node is back.
+    """The other node has the name until the site's own node is back.
 
     In a study that names the site's key it never has (`test_studies.py`).
     """
@@ -280,7 +280,7 @@ def test_a_late_client_joins_the_next_round_with_the_global_prototypes(tmp_path,
 
 
 def test_a_server_waits_for_clients_that_are_all_gone(tmp_path, capsys):
-    """They go in round 2 and come back under other node ids; meanwhile no rounds are used up."""
+    """All go in round 2 and come back under other node ids; meanwhile no rounds are used up."""
     nodes = four()
     back = {node + 1000: facts for node, facts in nodes.items()}
     connected_at_each_look = []
@@ -338,7 +338,7 @@ def test_a_superlink_that_was_away_is_told(tmp_path, capsys, monkeypatch):
 
 
 def test_a_client_that_never_answers_costs_the_deadline_only(tmp_path):
-    """It is missing in every round and at the end, and no round is void for it."""
+    """The client is missing in every round and at the end, and no round is void for it."""
     never = both(
         when(lost, MessageType.TRAIN, node=1001), when(lost, MessageType.EVALUATE, node=1001)
     )
@@ -396,7 +396,7 @@ def test_a_slow_reply_is_counted_as_late_and_the_round_goes_on(tmp_path, secagg,
 
 
 def test_a_site_that_is_a_round_behind_is_not_said_to_rest(tmp_path, capsys):
-    """It misses each round's end, but its reply to the one before arrives: it is not silent."""
+    """The site misses each round's end, but its reply to the one before arrives then."""
     grids = []
     late = a_round_late(grids, "1234")
 

@@ -113,8 +113,9 @@ def test_a_round_does_not_wait_for_a_slow_site(three):
     assert of_rounds(outcome, "asked") == [3, 2, 3, 2, 3]
     assert max(row["seconds"]["total"] for row in outcome.rows) < 60
 
-    seen = [json.loads(line) for line in (outcome.folder.parent / HEADS).read_text().splitlines()]
-    assert {"south"} in [row["heads"].keys() for row in seen], "also of its log the server is told"
+    lines = (outcome.folder.parent / HEADS).read_text().splitlines()
+    sites_in_lines = [json.loads(line)["heads"].keys() for line in lines]
+    assert {"south"} in sites_in_lines, "also of its log the server is told"
 
 
 @pytest.mark.parametrize("late", ["discard", "next-round"])
@@ -226,12 +227,13 @@ def test_a_late_reply_is_checked_like_any_other(tmp_path, monkeypatch):
 
 def test_with_discard_nobody_is_taken_to_be_at_work(three, monkeypatch):
     """South is late in round 2, and is asked in round 3 like the others."""
-    seen = []
+    sites_at_work = []
     at_work = MessageExchange.at_work
 
     def noted(exchange):
-        seen.append(at_work(exchange))
-        return seen[-1]
+        sites = at_work(exchange)
+        sites_at_work.append(sites)
+        return sites
 
     monkeypatch.setattr(MessageExchange, "at_work", noted)
     grids = []
@@ -239,7 +241,7 @@ def test_with_discard_nobody_is_taken_to_be_at_work(three, monkeypatch):
     discard = IMPATIENT | {"late": "discard"}
     three.run(a_round_late(grids, "2", node=SOUTH), grids.append, rounds=3, **discard)
 
-    assert seen == [set()] * 3
+    assert sites_at_work == [set(), set(), set()]  # in each of three rounds
 
 
 # -- what it weighs, and what is refused ---------------------------------------------------------

@@ -96,7 +96,7 @@ def test_a_run_without_protection_names_members_in_red(tmp_path, capsys, monkeyp
 
 
 def test_the_class_means_of_gaussian_heads_name_members(tmp_path):
-    """They are attacked as prototypes are, and name a member of nine small classes in ten."""
+    """The means are attacked as prototypes are, and name a member of nine small classes in ten."""
     _, findings = audited(tmp_path / "plain", algo="gaussian", backbones="glyphs", local_epochs=1)
     assert {attack for attack, _ in findings} == {"prototypes"}
 

@@ -11,7 +11,7 @@ from torch import nn
 from protofl_common.models.trained import TrainedModel
 from protofl_common.tools.inference import Predictor
 from server_app.network.membership import FederationError
-from server_app.strategies import fedavg
+from server_app.strategies import base
 from tests.support.commands import exported, output
 from tests.support.harness import (
     client_of,
@@ -306,7 +306,8 @@ def test_a_messy_table_is_learned_exported_and_predicted_from(tmp_path, messy, c
     raw = np.array([[1, 0, 50, np.nan]], np.float32)  # f, m, age, chol: with a gap
     (logits,) = runtime.InferenceSession(str(out / "model.onnx")).run(None, {"inputs": raw})
 
-    np.testing.assert_allclose(logits, Predictor.load(out).outputs(raw)[0]["head"], atol=1e-4)
+    scores, *_ = Predictor.load(out).outputs(raw)
+    np.testing.assert_allclose(logits, scores["head"], atol=1e-4)
 
     new.write_text("age,chol\n1,2\n")
     error = output(capsys, "predict", out, new, status=1).err
@@ -424,13 +425,13 @@ def test_the_server_builds_no_network_that_only_a_client_names(tmp_path, nets):
 def test_heads_are_averaged_over_networks_that_clients_name(tmp_path, nets, monkeypatch):
     """LG-FedAvg averages heads, so the server builds a model without a body, of input shape ()."""
     shapes = []
-    build = fedavg.initial_model
+    build = base.initial_model
 
     def noting(arch, shape, *rest):
         shapes.append(shape)
         return build(arch, shape, *rest)
 
-    monkeypatch.setattr(fedavg, "initial_model", noting)
+    monkeypatch.setattr(base, "initial_model", noting)
     nodes = {
         0: {"partition-id": 0, "num-partitions": 2, "arch": f"{nets}:Tiny"},
         1: {"partition-id": 1, "num-partitions": 2, "arch": "mlp-1"},

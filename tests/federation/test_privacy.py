@@ -677,25 +677,25 @@ def test_a_site_keeps_one_account_over_all_runs_and_stays_within_it(algo, tmp_pa
     second = run_config(tmp_path / "second", algo=algo, run_name="second", **more)
     demand = {"require-dp": "epsilon<=3.3 delta<=1e-4"}
     nodes = real_sites(2, tmp_path / "disk", **demand)
-    zero = tmp_path / "disk-0"
+    zero = tmp_path / "disk-0"  # of site-0
     accounts = tmp_path / "disk-1/privacy"
     named(zero=zero / "sites/site-0", one=tmp_path / "disk-1/sites/site-1")
 
     assert not run_federation(first, nodes=nodes, run_id=1).trouble
 
-    def refused(kind, reason):
-        """The second run is refused, before its first round, with this line in a site's log."""
-        with pytest.raises(FederationError, match=kind):
+    def assert_second_run_refused(told_to_server, in_log):
+        """Demand that it is refused before its first round, with these words (patterns)."""
+        with pytest.raises(FederationError, match=told_to_server):
             run_federation(second, nodes=nodes, run_id=2)
-        assert re.search(reason, capfd.readouterr().err)
+        assert re.search(in_log, capfd.readouterr().err)
 
     spent = "require-dp, over all runs, = 3.3: this message would bring .* a run of smaller "
     spent += "dp-epsilon may still fit"
-    refused(spent, spent)  # the server is told the whole reason
+    assert_second_run_refused(spent, spent)  # the server is told the whole reason
     (accounts / "site-1.json").unlink()
-    refused("LedgerError .state-dir.: ", r"\(charges to site-1.json\)")
+    assert_second_run_refused("LedgerError .state-dir.: ", r"\(charges to site-1.json\)")
     (accounts / "site-1.answered").unlink()
-    refused("LedgerError .state-dir.: ", rf"\(1 {algo} round 1\)")
+    assert_second_run_refused("LedgerError .state-dir.: ", rf"\(1 {algo} round 1\)")
 
     # the ledgers of the other site, under its name and under its data, have the first run alone
     ledgers = [json.loads(file.read_text()) for file in (zero / "privacy").glob("*.json")]

@@ -30,7 +30,7 @@ SMALL = {
 }
 
 
-def read(recipe):
+def settings_in(recipe):
     return tomllib.loads(recipe.read_text(encoding="utf-8"))
 
 
@@ -38,7 +38,7 @@ def algorithms():
     """Return each recipe with the algorithm that it names, and each other it has settings for."""
     pairs = []
     for recipe in RECIPES:
-        content = read(recipe)
+        content = settings_in(recipe)
         for algo in sorted({content["algo"], *(content.keys() & CATALOG)}):
             pairs.append((recipe, algo))
     return pairs
@@ -49,7 +49,7 @@ def algorithms():
 )
 def test_a_recipe_takes_two_rounds(recipe, algo, tmp_path):
     """Its data set is replaced by embedded digits, in several domains if it has domains."""
-    wanted = flatten(read(recipe)) | {"algo": algo}
+    wanted = flatten(settings_in(recipe)) | {"algo": algo}
     here = run_config(tmp_path)
     config = here | wanted | SMALL
     config["dataset"] = "digits"
@@ -81,7 +81,7 @@ PFLlib's leaderboard and FedTGP's Table 10 have one generator of data.
 def test_recipes_of_one_setting_divide_the_data_alike(name):
     def data(recipe):
         """Return all settings of data of a recipe."""
-        return settings_of(flatten(read(RECIPES[0].parent / f"{recipe}.toml"))).data
+        return settings_of(flatten(settings_in(RECIPES[0].parent / f"{recipe}.toml"))).data
 
     assert data(name) == data(SAME_CLIENTS[name])
 

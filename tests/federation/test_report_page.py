@@ -36,7 +36,7 @@ def sites_of(outcome):
     return json.loads((outcome.folder / "sites.json").read_text())["sites"]
 
 
-def read(outcome):
+def page_of(outcome):
     return Page(outcome.folder / "report.html")
 
 
@@ -95,7 +95,7 @@ def assert_margins(found, means, labels):
 
 def test_fedtgp_has_every_section_that_a_run_of_prototypes_can_have(fedtgp):
     """Sections and figures stand in this order."""
-    page = read(fedtgp)
+    page = page_of(fedtgp)
     assert page.sections == [*ALWAYS[:3], "prototypes", *ALWAYS[3:]]
     assert list(page.figures) == [
         "accuracy-curves",
@@ -117,7 +117,7 @@ def test_fedtgp_has_every_section_that_a_run_of_prototypes_can_have(fedtgp):
 def test_a_pages_accuracies_are_the_runs(fedtgp):
     """In the table, by the ways to predict, and in the figure of means."""
     final = fedtgp.rows[-1]
-    for kind, *cells in read(fedtgp).table("", "mean"):
+    for kind, *cells in page_of(fedtgp).table("", "mean"):
         shares = sorted(client["accuracy"][kind] for client in final["clients"].values())
         assert len(shares) == 4
         worst, best = shares[0], shares[-1]
@@ -137,7 +137,7 @@ def test_a_pages_accuracies_are_the_runs(fedtgp):
 
 def test_a_pages_text_and_settings_are_the_runs(fedtgp):
     """A setting's row has its value in the run, and its default."""
-    page = read(fedtgp)
+    page = page_of(fedtgp)
     text = "\n".join(page.texts)
 
     assert "FedTGP on digits" in text
@@ -186,7 +186,7 @@ def test_a_runs_last_prototypes_are_kept_for_the_map(fedtgp):
 
     merged = load_file(fedtgp.folder / "prototypes.safetensors")
     assert np.array_equal(kept["global-means"], merged["means"])
-    of_clients, of_server, *_ = read(fedtgp).marks("prototypes-map")
+    of_clients, of_server, *_ = page_of(fedtgp).marks("prototypes-map")
     assert of_clients == len(kept["labels"])
     assert of_server == len(merged["labels"])
 
@@ -209,7 +209,7 @@ def test_the_page_shows_who_has_which_training_samples(fedtgp):
 
 def test_who_was_refused_is_told_with_the_reason(fedtgp):
     """Site-3's prototypes of rounds 2 and 3 were too long."""
-    rows = read(fedtgp).table("round", "what", "client", "reason")
+    rows = page_of(fedtgp).table("round", "what", "client", "reason")
 
     assert len(rows) == 2
     for number, (round_text, what, client, reason) in enumerate(rows, start=2):
@@ -220,7 +220,7 @@ def test_who_was_refused_is_told_with_the_reason(fedtgp):
 def test_the_page_of_fedplvm_shows_the_number_of_prototypes_per_class(tmp_path):
     """Five clients of five domains have several prototypes of a class; rounds 1 and 3 evaluate."""
     fedplvm = run(tmp_path, 5, algo="fedplvm", rounds=3, evaluate_every=2)
-    figures = read(fedplvm).figures
+    figures = page_of(fedplvm).figures
 
     assert "accuracy-of-domains" in figures
     assert "prototype-numbers" in figures
@@ -238,7 +238,7 @@ def test_the_page_of_fedplvm_shows_the_number_of_prototypes_per_class(tmp_path):
 def test_without_prototypes_their_section_is_absent(tmp_path):
     """The report of local training, in which no reply was lost."""
     outcome = run(tmp_path, 3, algo="local")
-    page = read(outcome)
+    page = page_of(outcome)
 
     assert page.sections == ALWAYS
 

@@ -303,7 +303,8 @@ def test_however_many_questions_get_no_more_answers_than_the_ledger_pays(tmp_pat
     answered = []
     for question in range(400):
         kind = MessageType.EVALUATE if question % 2 else MessageType.TRAIN
-        number = 1 + question // 2 % 4
+        pair = question // 2  # of a training and an evaluation
+        number = 1 + pair % 4  # the round, of four
         reply = asked(node, config, kind, number, run_id=RUN_ID + question // 10)
         if not reply.has_error():
             answered.append(question)

@@ -351,7 +351,9 @@ def test_one_wrong_share_is_named_and_its_liar_out(node, rounds, tmp_path, plain
         assert_same(found, plain["all"])
     (reason,) = found.rows[0]["refused"].values()
     assert "than it was dealt; it takes no further part in this run" in reason
-    assert [[*row["refused"]] for row in found.rows] == [[f"site-{node - 1000}"], *rounds * [[]]]
+    liar = f"site-{node - 1000}"
+    refused_in_rows = [list(row["refused"]) for row in found.rows]
+    assert refused_in_rows == [[liar], *rounds * [[]]]  # the first round, the others and the end
     assert found.per_row("asked") == [4, *rounds * [3]]
     assert not any(found.per_row("void"))
 
@@ -557,10 +559,10 @@ def test_a_sum_begins_while_the_one_before_ends(tmp_path):
 
     def tamper(message, reply):
         meta = message.metadata
-        asked = (meta.message_type, meta.group_id, meta.dst_node_id)
-        if asked == ("query.unmask", "1", 1001):
+        question = (meta.message_type, meta.group_id, meta.dst_node_id)  # kind, round, node
+        if question == ("query.unmask", "1", 1001):
             reply.content.pop(NEXT_SUM)
-        if asked == ("query.unmask", "2", 1003):
+        if question == ("query.unmask", "2", 1003):
             next((tmp_path / "runs").rglob("site-2/secagg.json")).unlink()
         return reply
 
@@ -568,6 +570,7 @@ def test_a_sum_begins_while_the_one_before_ends(tmp_path):
 
     for kind in ("query.advertise", "query.share"):
         asked = {number: nodes_asked(outcome, kind, number) for number in (1, 2, 3, 4, 5)}
+        # rounds 3 and 5 were begun by the one before
         assert asked == {1: EVERYONE, 2: EVERYONE, 3: [], 4: EVERYONE, 5: []}
 
     assert not nodes_asked(outcome, "query.advertise_final", 5)
@@ -755,7 +758,7 @@ TRICKS = {
 
 
 def test_a_client_reveals_no_more_to_a_server_that_tries(tmp_path):
-    """It refuses every trick, so it answers each stage of a sum once; the run goes on."""
+    """The client refuses every trick, and so answers each stage of a sum once; the run goes on."""
     grids = []
     refusals = {}
 
@@ -882,7 +885,7 @@ def test_a_server_that_sends_one_site_its_model_and_the_others_zeros_gets_no_sum
             zeros = {name: raw(0 * values_of(array)) for name, array in arrays}
             message.content["weights"] = ArrayRecord(zeros)
 
-    change_sent(monkeypatch, None, 1, send_zeros)
+    change_sent(monkeypatch, node=None, number=1, change=send_zeros)
     config = small_config(tmp_path, algo="fedavg", rounds=3, secagg_threshold=0.6)
 
     with pytest.raises(FederationError, match=NOISE_AS_SUM):
@@ -910,7 +913,7 @@ def test_keys_that_a_server_chooses_to_send_to_one_site_alone_give_no_sum(tmp_pa
 
     monkeypatch.setattr(SecureSum, "_true_keys", keys_of_four)
     monkeypatch.setattr(SecureSum, "_true_shares", any_shares)
-    change_sent(monkeypatch, 1000, 1, show_all_keys)
+    change_sent(monkeypatch, node=1000, number=1, change=show_all_keys)
     config = small_config(tmp_path, algo="protofed", rounds=3, secagg_threshold=0.6)
 
     with pytest.raises(FederationError, match=NOISE_AS_SUM):
@@ -958,24 +961,26 @@ def test_a_prototype_that_a_server_chooses_to_send_breaks_a_training_and_tells_n
 
 
 def test_the_secret_lies_in_a_file_of_this_user_and_is_forgotten(tmp_path):
-    """It is kept from the keys until the upload, with which the next sum's secret is drawn."""
-    seen = {}
+    """The file has it from the keys until the upload, with which the next sum's secret is drawn."""
+    stored_at = {}  # stage -> what the file has then
 
     def read_secret(message, reply):
         for file in (tmp_path / "runs").rglob("site-0/secagg.json"):
             assert stat.S_IMODE(file.stat().st_mode) == 0o600
-            seen[message.metadata.message_type] = json.loads(file.read_text())
+            stored_at[message.metadata.message_type] = json.loads(file.read_text())
         return reply
 
     outcome = federation(tmp_path, read_secret)
 
-    progress = [seen[stage] for stage in STAGES]
+    progress = [stored_at[stage] for stage in STAGES]
     secrets = [stored["secret"] for stored in progress]
+    advertised, shared, after_upload, of_next_sum = secrets
 
     assert [len(bytes.fromhex(secret)) for secret in secrets] == [96, 96, 0, 96]
-    assert secrets[0] == secrets[1]
-    assert secrets[1] != secrets[3]
-    assert [stored["following"] for stored in progress] == ["", "", secrets[3], ""]
+    assert shared == advertised
+    assert after_upload == ""
+    assert of_next_sum != shared
+    assert [stored["following"] for stored in progress] == ["", "", of_next_sum, ""]
     # its own share of its secret, and after the upload those of all four sites
     assert [len(stored["shares"]) for stored in progress] == [0, 1, 4, 1]
     assert not list(outcome.folder.rglob("secagg.json"))

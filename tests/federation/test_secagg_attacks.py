@@ -153,7 +153,7 @@ def test_masks_depend_on_which_round_was_the_best(tmp_path, monkeypatch):
         if "best" in message.content:  # the others share one record
             message.content["best"] = ConfigRecord({"after": 7, "on": ""})
 
-    change_sent(monkeypatch, VICTIM, 1, change_best)
+    change_sent(monkeypatch, node=VICTIM, number=1, change=change_best)
     rows = rows_of(tmp_path, rounds=3, keep_best=True, validation_fraction=0.3)
 
     assert rows[2]["void"]
@@ -166,17 +166,17 @@ def copy_key(ignored_bit):
     With ``ignored_bit`` the key has another highest bit, which X25519 ignores: it acts the same.
     """
     start = KEY  # after the first key
-    seen = []
+    keys_of_site_1 = []  # both of them, one behind the other, as site-1 advertises them
 
     def note(message, reply):
-        seen.append(reply.content.config_records[SECAGG]["site-1"])
+        keys_of_site_1.append(reply.content.config_records[SECAGG]["site-1"])
         return reply
 
     def copy(message, reply):
         record = reply.content.config_records[SECAGG]
-        key = bytearray(seen[-1][start : start + KEY])
+        key = bytearray(keys_of_site_1[-1][start : start + KEY])
         if ignored_bit:
-            key[-1] |= 0x80
+            key[-1] |= 0x80  # the highest bit, as the last byte is the highest
         own = record["site-2"]
         record["site-2"] = own[:start] + bytes(key) + own[start + KEY :]
         return reply

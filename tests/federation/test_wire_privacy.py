@@ -402,21 +402,21 @@ def test_every_record_that_a_client_can_send_is_read(asked):
 
     So a new handler, record or number fails here, or in its algorithm's test, until it is declared.
     """
-    seen = {}
+    records_of = {}  # kind of message -> names of the records in replies
     for outcome in asked.values():
         for message, reply in outcome.grid.log:
             kind = message.metadata.message_type
             text = bytes_of(reply.content)
             baseline = message.content.config_records.get("baseline", {"algo": "fedproto"})
             names, _ = read_anew(str(baseline["algo"]), kind, text, METRICS)
-            seen.setdefault(kind, set()).update(names)
+            records_of.setdefault(kind, set()).update(names)
             assert_no_local_paths(outcome, outcome.folder.parent.parent, text)
     for row in CATALOG.values():
-        seen[MessageType.TRAIN].update(row.exchange.up)
+        records_of[MessageType.TRAIN].update(row.exchange.up)
 
     handlers = {name.removesuffix(".default") for name in client_module.app._registered_funcs}
     assert handlers == set(RECORDS)
-    assert seen == RECORDS
+    assert records_of == RECORDS
 
 
 @pytest.mark.parametrize(
