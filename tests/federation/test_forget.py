@@ -12,7 +12,7 @@ from protofl_common.config.options import SettingsError
 from protofl_common.maths.gaussian import ClassMoments
 from protofl_common.models.trained import TrainedModel
 from protofl_common.tools.cli import main
-from tests.support.commands import exported, output
+from tests.support.commands import export_model, output
 from tests.support.harness import client_of, federate, refusal
 from tests.support.plain import assert_equal
 
@@ -110,7 +110,7 @@ def test_what_is_used_and_exported_has_the_new_head_and_the_last_site_stays(tmp_
     outcome = federation(tmp_path, 0, 1, 2)
     forget(outcome, "site-2")
 
-    out = exported(outcome.folder, tmp_path / "model")
+    out = export_model(outcome.folder, tmp_path / "model")
     assert "less forgotten sites; figures are from before that" in capsys.readouterr().out
 
     found = TrainedModel.read(out / "model.safetensors").weights

@@ -44,7 +44,7 @@ from server_app.strategies.base import ServerStrategy, server_half
 from server_app.strategies.fedavg import FedAvg
 from tests.support import ROOT
 from tests.support.accidents import CLIENTS, PLACES, stop
-from tests.support.commands import exported
+from tests.support.commands import export_model
 from tests.support.fakes import server_of
 from tests.support.harness import (
     client_of,
@@ -488,7 +488,7 @@ def test_a_run_has_its_last_model_and_the_users_metric_and_callback(own, tmp_pat
     assert module.rows == run.rows
     assert [line["kind"] for line in run.rows] == ["round"] * 3 + ["final"]
 
-    model = exported(run.folder, tmp_path / "model")
+    model = export_model(run.folder, tmp_path / "model")
     card = json.loads((model / "model.json").read_text())
     assert (card["algorithm"], card["arch"]) == ("my-moon", VIT)
     assert card["classes"] == ["horizontal", "rising", "falling"]

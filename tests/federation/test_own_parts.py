@@ -12,7 +12,7 @@ from protofl_common.models.trained import TrainedModel
 from protofl_common.tools.inference import Predictor
 from server_app.network.membership import FederationError
 from server_app.strategies import fedavg
-from tests.support.commands import exported, output
+from tests.support.commands import export_model, output
 from tests.support.harness import (
     client_of,
     federate,
@@ -156,7 +156,7 @@ def test_weights_are_averaged_exported_and_predict(tmp_path, kinds, kind, capsys
     """An exported model predicts as its client did, in Python and on the command line."""
     config = run_config(tmp_path, algo="fedavg", **kinds[kind])
     run = run_federation(config, clients=3)
-    out = exported(run.folder, tmp_path / "model", "site-1")
+    out = export_model(run.folder, tmp_path / "model", "site-1")
 
     data = client_of(config, partition=1).data
     labels = [prediction.label for prediction in Predictor.load(out).predict(data.test_inputs)]
@@ -189,7 +189,7 @@ def test_rows_of_a_file_are_predicted_from_the_columns_of_the_run(tmp_path, kind
         percent = f"{100 * figures['mean']:.1f}%"
         assert f"{kind} {percent} (worst {percent})" in console  # of the only client
 
-    model = exported(run.folder, tmp_path / "model")
+    model = export_model(run.folder, tmp_path / "model")
 
     new = tmp_path / "new.csv"
     write_table(new, ["label", "title", "body"], rows)
@@ -227,7 +227,7 @@ def test_onnx_computes_the_same(tmp_path, kinds, kind, arch, algo):
     pytest.importorskip("onnxscript")
     config = run_config(tmp_path, algo=algo, rounds=1, **kinds[kind] | {"models": arch})
     run = run_federation(config, clients=3)
-    out = exported(run.folder, tmp_path / "model", "site-1", "--onnx")
+    out = export_model(run.folder, tmp_path / "model", "site-1", "--onnx")
 
     inputs = np.asarray(client_of(config, partition=1).data.test_inputs[:5])
     given = inputs.astype(np.float32) if kind == "image" else inputs  # pixels are whole numbers
@@ -285,7 +285,7 @@ def test_a_messy_table_is_learned_exported_and_predicted_from(tmp_path, messy, c
 
     assert accuracy(run) > 0.8
 
-    out = exported(run.folder, tmp_path / "model", "site-0", "--onnx")
+    out = export_model(run.folder, tmp_path / "model", "site-0", "--onnx")
 
     head, *lines = Path(messy).read_text().splitlines()
     tested = [line for line in lines if ",north,test," in line]

@@ -20,7 +20,7 @@ from tests.support.harness import (
     run_federation,
     settings_of,
 )
-from tests.support.sites import EAST, NAMES, NORTH, SOUTH, Three, named, signed
+from tests.support.sites import EAST, NAMES, NORTH, SOUTH, Three, make_site_keys, signed
 
 FOUR = (*NAMES, "west")
 WEST = 4
@@ -48,7 +48,7 @@ class Hospitals(Three):
                 node |= {"peers": peers, "require-secagg": True}
 
     def keys(self, names):
-        return named(**{name: self.folder / name / "state/sites" / name for name in names})
+        return make_site_keys(**{name: self.folder / name / "state/sites" / name for name in names})
 
     def without(self, *absent):
         return {n: node for n, node in self.nodes.items() if node["site-name"] not in absent}
@@ -62,7 +62,7 @@ class Hospitals(Three):
         """Let the operator of a site, which is asked first, decide about a run."""
         question = RecordDict({**pack_settings(digest_of(config))})
         grid = LocalGrid(config, self.nodes)
-        grid.asked(Message(question, node, MessageType.QUERY, group_id="0"))
+        grid.ask(Message(question, node, MessageType.QUERY, group_id="0"))
         decide(self.nodes[node], Study.of(config).id, decision, key_file=None)
 
     def federate(self, config, nodes, run_id, tamper=None):

@@ -14,7 +14,7 @@ from protofl_common.experiment.settings import Settings
 from protofl_common.runs.folder import RunFolder
 from server_app.network.membership import FederationError
 from tests.support.harness import CACHE, client_of, federate, run_config, run_federation
-from tests.support.sites import named
+from tests.support.sites import make_site_keys
 
 PERSONS = 40
 RUN = {
@@ -159,7 +159,7 @@ def test_charges_of_samples_say_nothing_of_persons(tmp_path, capfd):
     for number, name in enumerate(("north", "southern"), start=1):
         nodes[number] = site(tmp_path, name, **{"require-dp": "epsilon<=20"})
         data_of(tmp_path / name, number, names_persons=False)
-        named(**{name: tmp_path / name / "state/sites" / name})
+        make_site_keys(**{name: tmp_path / name / "state/sites" / name})
     # with require-dp a site divides its data by a key that it keeps
     keys = [
         tmp_path / name / "state/sites" / name / "division.key" for name in ("north", "southern")

@@ -26,7 +26,7 @@ from protofl_common.tools.cli import export, predict
 from protofl_common.tools.inference import Predictor, TrainedModel
 from server_app.run.checkpoint import locked_run
 from tests.support import ROOT
-from tests.support.commands import SCHEMA, exported, output, told
+from tests.support.commands import SCHEMA, export_model, json_printed, output
 from tests.support.fakes import write_run
 from tests.support.harness import client_of, federate, run_config, run_federation
 from tests.support.plain import assert_equal
@@ -63,7 +63,7 @@ def run(outcome):
 
 @pytest.fixture(scope="module")
 def model(run):
-    return exported(run, run.parent / "model")
+    return export_model(run, run.parent / "model")
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +105,7 @@ def test_an_exported_model_is_right_as_often_as_in_the_run(tmp_path, algo, among
         site = f"site-{number}"
         data = client_of(run.grid.run_config, partition=number, clients=CLIENTS).data
         accuracy = run.summary["accuracy-of-clients"][site]
-        predictor = Predictor.load(exported(run.folder, tmp_path / f"model-{number}", site))
+        predictor = Predictor.load(export_model(run.folder, tmp_path / f"model-{number}", site))
         assert set(predictor.inferences) == set(accuracy)
         if "prototype" not in accuracy:  # then nothing is known of distances, or of the unknown
             for prediction in predictor.predict(255 - data.test_inputs):
@@ -136,7 +136,7 @@ def test_the_command_line_says_what_python_says(outcome, tmp_path, capsys):
     for index, image in enumerate(pixels):
         Image.fromarray(image[0]).save(folder / f"{index:04d}.png")
     first = folder / "0000.png"
-    model = exported(outcome.folder, tmp_path / "model", "site-1")
+    model = export_model(outcome.folder, tmp_path / "model", "site-1")
 
     lines = output(capsys, "predict", model, folder, "--json").out.splitlines()
     printed = [json.loads(line) for line in lines]
@@ -156,9 +156,9 @@ def test_the_command_line_says_what_python_says(outcome, tmp_path, capsys):
 
 def test_an_export_replaces_what_another_model_left_but_never_a_file(outcome, tmp_path, capsys):
     """An ONNX file of the model before is removed; a file in the place of the folder stays."""
-    model = exported(outcome.folder, tmp_path / "model", "site-1")
+    model = export_model(outcome.folder, tmp_path / "model", "site-1")
     (model / "model.onnx").touch()
-    exported(outcome.folder, model)
+    export_model(outcome.folder, model)
 
     assert not (model / "model.onnx").exists()
 
@@ -173,7 +173,7 @@ def test_an_export_replaces_what_another_model_left_but_never_a_file(outcome, tm
 def test_the_card_says_what_the_model_is(tmp_path):
     """So does the README beside it, for people; both say how the unknown is told."""
     run = trained(tmp_path, algo="fedtgp", models="htcnn8", local_epochs=2)
-    out = exported(run.folder, tmp_path / "model", "site-1")
+    out = export_model(run.folder, tmp_path / "model", "site-1")
 
     card = json.loads((out / CARD).read_text())
     facts = {
@@ -208,7 +208,7 @@ def test_the_card_says_what_the_model_is(tmp_path):
     assert "cache-dir" not in about
 
     # with --unknown 0 nothing is unknown, not even inverted images
-    exported(run.folder, out, "site-1", "--unknown", "0")
+    export_model(run.folder, out, "site-1", "--unknown", "0")
     assert "unknown" not in (out / "README.md").read_text()
 
     inverted = 255 - client_of(run.grid.run_config, partition=1, clients=CLIENTS).data.test_inputs
@@ -218,7 +218,7 @@ def test_the_card_says_what_the_model_is(tmp_path):
     file = run.folder / "clients/site-1" / WEIGHTS
     model = TrainedModel.read(file)
     replace(model, card=replace(model.card, test_samples=0)).write(file)
-    about = (exported(run.folder, out, "site-1") / "README.md").read_text()
+    about = (export_model(run.folder, out, "site-1") / "README.md").read_text()
     nothing = "nothing measured: no test samples, or too few of each class (min-class-samples)"
 
     assert about.endswith(f"site-1: {nothing}\n")
@@ -306,7 +306,7 @@ def test_a_strangers_model_gives_one_clear_error(run, images, tmp_path, capsys):
 
     Nothing of it reaches the terminal unescaped.
     """
-    out = exported(run, tmp_path / "model")
+    out = export_model(run, tmp_path / "model")
     file = out / WEIGHTS
     whole = file.read_bytes()
 
@@ -510,7 +510,7 @@ def test_rows_of_a_file_and_one_that_has_too_few_columns(tmp_path, capsys):
     """
     settings = {"algo": "fedproto", "models": "table3", "dataset": "wine", "partition": "iid"}
     run = federate(tmp_path, clients=2, **settings).folder
-    model = exported(run, tmp_path / "model", "site-1")
+    model = export_model(run, tmp_path / "model", "site-1")
     good = tmp_path / "good.csv"
     header = ",".join(f"x{i}" for i in range(13))
     row = ",".join(["1.5"] * 13)
@@ -533,7 +533,7 @@ def test_rows_of_a_file_and_one_that_has_too_few_columns(tmp_path, capsys):
     assert "sample 1 has nan at [0]" in lines[5]["error"]
     for line in lines:
         jsonschema.validate(line, SCHEMA)
-    assert told(capsys, "predict", str(run))["rows"] > 0
+    assert json_printed(capsys, "predict", str(run))["rows"] > 0
     predictor = Predictor.load(model)
     for method in (predictor.predict, predictor.scores, predictor.features, predictor.outputs):
         with pytest.raises(DataError, match="sample 1 has nan"):

@@ -54,7 +54,7 @@ from tests.support.harness import (
     run_config,
     run_federation,
 )
-from tests.support.sites import named, real_sites
+from tests.support.sites import make_site_keys, real_sites
 
 TABLE = {
     "dataset": "breast-cancer",
@@ -650,7 +650,7 @@ def test_a_server_that_asks_for_further_evaluations_runs_into_the_ledger(tmp_pat
     grid = LocalGrid(config, {7: {"partition-id": 0, "num-partitions": 2}}, run_id=1)
 
     def ask(kind):
-        return grid.asked(Message(instructions(run_id=1), 7, kind, group_id="1"))
+        return grid.ask(Message(instructions(run_id=1), 7, kind, group_id="1"))
 
     replies = [ask(MessageType.EVALUATE) for _ in range(400)]
 
@@ -679,7 +679,7 @@ def test_a_site_keeps_one_account_over_all_runs_and_stays_within_it(algo, tmp_pa
     nodes = real_sites(2, tmp_path / "disk", **demand)
     zero = tmp_path / "disk-0"
     accounts = tmp_path / "disk-1/privacy"
-    named(zero=zero / "sites/site-0", one=tmp_path / "disk-1/sites/site-1")
+    make_site_keys(zero=zero / "sites/site-0", one=tmp_path / "disk-1/sites/site-1")
 
     assert not run_federation(first, nodes=nodes, run_id=1).trouble
 

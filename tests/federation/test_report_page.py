@@ -19,7 +19,7 @@ from protofl_common.report import charts
 from server_app.callbacks import artifacts
 from tests.support.attacks import both, by, card_with, lost, scaled, values_of, when
 from tests.support.harness import client_of, federate, run_config, run_federation
-from tests.support.pages import Page, drawn
+from tests.support.pages import Page, chart_arguments
 
 SMALL = {"report": True, "train_samples": 40, "test_samples": 40}
 DIGITS = {
@@ -128,7 +128,7 @@ def test_a_pages_accuracies_are_the_runs(fedtgp):
         assert percentages == [f"{100 * value:.2f}" for value in wanted]
         assert variance == f"{np.var(100 * np.array(shares)):.1f}"
 
-    *_, lines, unit = drawn(charts.means, fedtgp.folder, "line_chart")
+    *_, lines, unit = chart_arguments(charts.means, fedtgp.folder, "line_chart")
     assert unit == "test accuracy, %"
     for kind, figures in final["accuracy"].items():
         assert lines[f"{kind}, mean"][-1] == 100 * figures["mean"]
@@ -194,7 +194,9 @@ def test_a_runs_last_prototypes_are_kept_for_the_map(fedtgp):
 def test_the_page_shows_who_has_which_training_samples(fedtgp):
     """The heat map has the number of each class [C, S] at each client."""
     sites = sites_of(fedtgp)
-    *_, counts_CS, classes, clients, unit, _ = drawn(charts.samples, fedtgp.folder, "heat_map")
+    *_, counts_CS, classes, clients, unit, _ = chart_arguments(
+        charts.samples, fedtgp.folder, "heat_map"
+    )
 
     assert classes == [str(label) for label in range(10)]
     assert clients == ["site-0", "site-1", "site-2", "site-3"]
@@ -225,13 +227,15 @@ def test_the_page_of_fedplvm_shows_the_number_of_prototypes_per_class(tmp_path):
     assert "accuracy-of-domains" in figures
     assert "prototype-numbers" in figures
 
-    *_, lines, _ = drawn(charts.numbers, fedplvm.folder, "line_chart")
+    *_, lines, _ = chart_arguments(charts.numbers, fedplvm.folder, "line_chart")
     for site, (_, labels) in sent(fedplvm, 3).items():
         domain = fedplvm.summary["clients"][site]["domain"]
         per_class = len(labels) / len(np.unique(labels))
         assert lines[domain][-1] == pytest.approx(per_class)
 
-    _name, _title, _caption, _rounds, phases, *_ = drawn(charts.time, fedplvm.folder, "line_chart")
+    _name, _title, _caption, _rounds, phases, *_ = chart_arguments(
+        charts.time, fedplvm.folder, "line_chart"
+    )
     assert np.isnan(phases["client: evaluate"]).tolist() == [False, True, False]
 
 

@@ -28,7 +28,7 @@ from tests.support.attacks import (
 )
 from tests.support.harness import federate, refusal, run_config, run_federation, settings_of
 from tests.support.sites import real_sites
-from tests.support.ten_clients import attacked, honest_accuracy
+from tests.support.ten_clients import honest_accuracy, run_of_ten
 
 TRIMMED = Aggregator("trimmed-mean", 1)
 A_FIFTH = Aggregator("trimmed-mean", 0.2)
@@ -363,7 +363,7 @@ def test_one_hostile_model_of_ten_takes_the_mean_and_nothing_else(tmp_path):
 
     def accuracy(name, change, **merging):
         options = {"merging": "mean"} | merging | settings
-        outcome = attacked(tmp_path / name, change=change, **options)
+        outcome = run_of_ten(tmp_path / name, change=change, **options)
         return honest_accuracy(outcome, "head")
 
     calm = accuracy("calm", None)
@@ -385,7 +385,7 @@ SHARED = {
 @pytest.fixture(scope="module")
 def unattacked(tmp_path_factory):
     """Return the accuracy that the mean reaches without an attack, in percent."""
-    return honest_accuracy(attacked(tmp_path_factory.mktemp("calm"), "mean", None, **SHARED))
+    return honest_accuracy(run_of_ten(tmp_path_factory.mktemp("calm"), "mean", None, **SHARED))
 
 
 ATTACKS = {"×10": scaled(10), "×-5": scaled(-5), "flipped ×5": both(flipped(10), scaled(5))}
@@ -396,7 +396,7 @@ def test_robust_merging_holds_where_the_mean_does_not(attack, unattacked, tmp_pa
     """Against prototypes: the mean loses 30 points of accuracy and more, the others 5 at most."""
 
     def accuracy(merging):
-        outcome = attacked(tmp_path / merging, merging, ATTACKS[attack], **SHARED)
+        outcome = run_of_ten(tmp_path / merging, merging, ATTACKS[attack], **SHARED)
         return honest_accuracy(outcome)
 
     assert unattacked > 60

@@ -20,7 +20,7 @@ from protofl_common.wire.payloads import Payload, pack_payload
 from protofl_common.wire.records import pack_settings
 from tests.support.attacks import interrupted
 from tests.support.harness import CACHE, RUN_ID, LocalGrid, instructions, reason_in, run_config
-from tests.support.sites import named
+from tests.support.sites import make_site_keys
 
 PATIENTS = 120
 
@@ -89,7 +89,7 @@ def asked(node, config, kind, number=1, history="", run_id=RUN_ID, name="study",
     grid = LocalGrid(config, {7: node}, run_id=run_id)
     content = instructions(number, run_name=name, run_history=history or str(run_id))
     content.update({**pack_settings(digest_of(config)), **records})
-    return grid.asked(Message(content, 7, kind, group_id=str(number)))
+    return grid.ask(Message(content, 7, kind, group_id=str(number)))
 
 
 def prototypes_of(*labels):
@@ -298,7 +298,7 @@ def test_however_many_questions_get_no_more_answers_than_the_ledger_pays(tmp_pat
     epsilon = 0.2
     config = study(tmp_path, algo="fedavg", norm="group", dp="sample", dp_epsilon=epsilon, rounds=4)
     node = site(tmp_path, **{"require-dp": f"epsilon<={epsilon}"})
-    named(north=tmp_path / "state/sites/north")
+    make_site_keys(north=tmp_path / "state/sites/north")
 
     answered = []
     for question in range(400):

@@ -1085,7 +1085,7 @@ def test_a_site_refuses_sums_whose_difference_is_an_upload(settings, tmp_path):
     config = run_config(tmp_path, secagg=True, **SMALL) | settings
     grid = LocalGrid(config, {7: node})
 
-    reply = grid.asked(Message(RecordDict(), 7, MessageType.QUERY, group_id="0"))
+    reply = grid.ask(Message(RecordDict(), 7, MessageType.QUERY, group_id="0"))
 
     assert "single uploads" in reason_in(reply)
 
@@ -1116,7 +1116,7 @@ def test_keys_are_refused_in_a_run_without_secure_aggregation(tmp_path):
     node = {"partition-id": 0, "num-partitions": 4}
     grid = LocalGrid(run_config(tmp_path, **SMALL), {7: node})
 
-    reply = grid.asked(Message(instructions(), 7, "query.advertise", group_id="1"))
+    reply = grid.ask(Message(instructions(), 7, "query.advertise", group_id="1"))
 
     assert "which the run's settings do not ask for" in reason_in(reply)
 

@@ -51,7 +51,7 @@ from tests.support.harness import (
     run_federation,
     settings_of,
 )
-from tests.support.sites import images, named, signed
+from tests.support.sites import images, make_site_keys, signed
 
 SITE = {"site-name": "north"}
 OWN = SITE | {"dataset": "image-folder", "classes": "sick,well"}
@@ -73,7 +73,7 @@ def instruction(number, kind=MessageType.TRAIN, **entries):
 
 def answer(node, config, message=None):
     """Return a site's reply to a message, or else to the question for its introduction."""
-    return LocalGrid(config, {7: node}).asked(message or question(config))
+    return LocalGrid(config, {7: node}).ask(message or question(config))
 
 
 def sharing(folder):
@@ -532,7 +532,7 @@ def test_a_demand_that_rests_on_memory_is_met_only_where_the_site_has_been(
 
     Then the site's ledger and its key would begin anew, so it refuses runs that need these.
     """
-    peers = named(east=tmp_path / "east", south=tmp_path / "south")
+    peers = make_site_keys(east=tmp_path / "east", south=tmp_path / "south")
     node = sharing(tmp_path) | demand | {"peers": peers}
     config = run_config(
         tmp_path,
@@ -545,7 +545,7 @@ def test_a_demand_that_rests_on_memory_is_met_only_where_the_site_has_been(
 
     unmounted = answer(node, config)
     warned = "state has neither a privacy ledger nor a key of north" in capsys.readouterr().err
-    own_key = named(north=tmp_path / "state/sites/north")
+    own_key = make_site_keys(north=tmp_path / "state/sites/north")
     mounted = answer(node, signed(config, sites=f"{own_key},{peers}"))
 
     assert warned == bool(demand)
@@ -827,7 +827,7 @@ def refused(grid, kind, number, **records):
     """
     message = instruction(number, kind, run_history=str(grid.run_id))
     message.content.update({name: ConfigRecord(value) for name, value in records.items()})
-    reply = grid.asked(message)
+    reply = grid.ask(message)
     return reason_in(reply)
 
 
@@ -893,7 +893,7 @@ def test_a_site_evaluates_in_the_rounds_that_the_settings_plan_and_in_no_other(t
     grid = LocalGrid(config, {7: sharing(tmp_path)}, run_id=5)
 
     for number in (1, 2, 3, 4):
-        extra = grid.asked(instruction(number, evaluate=True, run_history="5"))
+        extra = grid.ask(instruction(number, evaluate=True, run_history="5"))
         assert "no complete record 'round'" in reason_in(extra)
         assert refused(grid, MessageType.TRAIN, number) == ""
         _, reply = grid.log[-1]

@@ -57,7 +57,7 @@ from tests.support.harness import (
     run_config,
     run_federation,
 )
-from tests.support.sites import EAST, JANE, NAMES, NORTH, SOUTH, Three, named, signed
+from tests.support.sites import EAST, JANE, NAMES, NORTH, SOUTH, Three, make_site_keys, signed
 
 OWN = {
     "partition": "own",
@@ -122,7 +122,7 @@ class Hospitals(Three):
         return RunFolder(self.folder / "runs" / run).rows()
 
     def keys(self, *sites):
-        return named(**{site: self.consent(site) for site in sites})
+        return make_site_keys(**{site: self.consent(site) for site in sites})
 
     def shown(self, words, status=0, site="north"):
         """Run ``protofl site`` with these words at a site; return what it prints, or its error.
@@ -159,7 +159,7 @@ class Hospitals(Three):
         # the grid comes before the message, which is of its Flower run
         grid = LocalGrid(config, self.nodes, run_id=run_id)
         question = Message(content, NAMES.index(site) + 1, MessageType.QUERY, group_id="0")
-        return reason_in(grid.asked(question))
+        return reason_in(grid.ask(question))
 
 
 def clients_of(outcome):
@@ -579,7 +579,7 @@ def test_a_server_asks_no_more_than_it_needs(options, runs, hospitals, monkeypat
             run_id += number // 2
         message.content.config_records["round"]["run_history"] = str(run_id)
         grid = LocalGrid(config, hospitals.nodes, run_id=run_id)
-        reasons.append(reason_in(grid.asked(message)))
+        reasons.append(reason_in(grid.ask(message)))
 
     study = f"a run without a study ({Study.of(config).id})"
     refusal = f"north has had {limit} messages of {study}, more than an honest"
@@ -596,7 +596,7 @@ def test_a_server_asks_no_more_than_it_needs(options, runs, hospitals, monkeypat
     assert entry in hospitals.shown("audit")
 
     hospitals.decide(config, "north", words=f"approve{options}")
-    assert not grid.asked(last_of_kind["query.best"]).has_error()
+    assert not grid.ask(last_of_kind["query.best"]).has_error()
 
 
 def test_an_approval_bounds_how_often_figures_are_computed(hospitals):
@@ -637,7 +637,7 @@ def test_a_final_evaluation_alone_counts_as_a_run(hospitals):
     reasons = []
     for run_id in (RUN_ID + 1, RUN_ID + 2):
         final.content.config_records["round"]["run_history"] = str(run_id)
-        reply = LocalGrid(config, hospitals.nodes, run_id=run_id).asked(final)
+        reply = LocalGrid(config, hospitals.nodes, run_id=run_id).ask(final)
         reasons.append(reason_in(reply))
 
     assert reasons[0] == ""
@@ -1451,14 +1451,14 @@ def test_a_server_that_lies_about_a_log_stops_itself_and_nothing_else(hospitals)
     for head in false_heads:
         content = RecordDict({**message.content, SEEN: ConfigRecord({"north": head})})
         lie = Message(content, NORTH, MessageType.TRAIN)
-        assert f"{SEEN}.north" in reason_in(grid.asked(lie)), head
+        assert f"{SEEN}.north" in reason_in(grid.ask(lie)), head
 
     assert not [path for path in OPENED if str(hospitals.folder / "north" / "data") in path]
     changed = files_in(hospitals.state("north")) - files
     names = {path.name for path, _ in changed}
 
     assert names <= {audit.FILE, "refusals.json", hospitals.request(config).name}
-    assert reason_in(grid.asked(message)) == ""
+    assert reason_in(grid.ask(message)) == ""
 
 
 def files_in(folder):

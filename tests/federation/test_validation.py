@@ -20,7 +20,7 @@ from protofl_common.runs.folder import BEST, WEIGHTS
 from protofl_common.runs.over_clients import over_clients
 from protofl_common.tools.tables.figure import Figure
 from tests.support.accidents import Killed, on_message
-from tests.support.commands import exported, output
+from tests.support.commands import export_model, output
 from tests.support.harness import RUN_ID, federate, run_config, run_federation
 from tests.support.plain import assert_equal
 from tests.support.results import without_times
@@ -279,7 +279,7 @@ def test_keeping_the_best_model_changes_nothing_and_needs_no_validation_data(tmp
     assert best == {"metric": "head", "after": best_of_run(keeping, "accuracy"), "on": "test"}
     assert not list(plain.folder.glob(f"clients/*/{BEST}"))
 
-    model = exported(keeping.folder, tmp_path / "model", "site-1", "--best")
+    model = export_model(keeping.folder, tmp_path / "model", "site-1", "--best")
 
     chosen = f"after round {best['after']}, chosen as the best on test data"
     assert chosen in capsys.readouterr().out

@@ -496,7 +496,7 @@ def test_an_error_says_its_kind_and_nothing_of_the_data(kind, tmp_path, monkeypa
     for error, said in SAID.items():
         for module in (client_module, introduction, secure_sum, trained_model):
             monkeypatch.setattr(module, "open_client", MagicMock(side_effect=error(SECRET)))
-        reply = grid.asked(Message(RecordDict(), 7, kind, group_id="1"))
+        reply = grid.ask(Message(RecordDict(), 7, kind, group_id="1"))
         line = f"{error.__name__}: {said}; the log of the site says more"
         assert reply.error.reason == pack_refusal(Refusal(line, site=name))
 

@@ -21,7 +21,7 @@ def operators(folder: Path, nodes: Mapping[str, str]) -> AbstractContextManager[
     """
 
     def approve(site: str, study: str) -> None:
-        done(folder, "approve", study, "--node-config", nodes[site])
+        run_site_command(folder, "approve", study, "--node-config", nodes[site])
 
     return approving({site: folder / site / "state" / "sites" / site for site in nodes}, approve)
 
@@ -69,6 +69,6 @@ def study(folder: Path, name: str, sites: Mapping[str, str], **changes: Scalar) 
     return file
 
 
-def done(folder: Path, *words: str) -> str:
+def run_site_command(folder: Path, *words: str) -> str:
     """Run ``protofl site`` with these words, and return what it prints; it must succeed."""
     return output_of([PROTOFL, "site", *words], environment(folder / "home"), folder)

@@ -12,7 +12,7 @@ import pytest
 
 from protofl_common.experiment.node import NODE_KEYS, PARTITION_KEYS
 from protofl_common.tools.site.node import node_config
-from tests.support.operators import PROTOFL, done, operators, study
+from tests.support.operators import PROTOFL, operators, run_site_command, study
 from tests.support.processes import superlink, supernode
 
 pytestmark = pytest.mark.system
@@ -69,7 +69,7 @@ def test_sites_with_all_keys_and_both_demands_take_part_in_what_is_approved(tmp_
     nodes = {site: facts(tmp_path, site) for site in SITES}
     keys = {}
     for site, node in nodes.items():
-        keys[site] = done(tmp_path, "key", "--node-config", node).strip()
+        keys[site] = run_site_command(tmp_path, "key", "--node-config", node).strip()
     nodes = {site: f'{node} peers="{",".join(keys.values())}"' for site, node in nodes.items()}
     assert {*node_config(nodes["north"]), *PARTITION_KEYS} == {*NODE_KEYS}
     # east's operator gives a file in the place of words
@@ -103,7 +103,9 @@ def test_sites_with_all_keys_and_both_demands_take_part_in_what_is_approved(tmp_
 
     settings = "partition=own norm=group models=mlp-1 secagg=true dp=sample dp-delta=1e-4 rounds=1 "
     settings += "local-epochs=1 batch-size=16 eval-batch-size=64"
-    checked = done(tmp_path, "check", *settings.split(), "--node-config", nodes["north"])
+    checked = run_site_command(
+        tmp_path, "check", *settings.split(), "--node-config", nodes["north"]
+    )
     assert "WRONG" not in checked
     assert "12 test samples, 2 classes: sick, well" in checked  # a fifth of 60
 
@@ -115,14 +117,14 @@ def assert_what_the_operator_sees(folder: Path, site: str, node: str, run: Path)
     for ledger in ledgers:
         assert [name.split()[0] for name in json.loads(ledger.read_text())] == ["strict"]
 
-    checked = done(
+    checked = run_site_command(
         folder, "audit", "--against", str(run.parent / "heads.jsonl"), "--node-config", node
     )
     assert "approved by" in checked
     assert "each follows the one before it" in checked
-    assert "strict" in done(folder, "status", "--node-config", node)
+    assert "strict" in run_site_command(folder, "status", "--node-config", node)
 
-    purged = done(folder, "purge", "strict", "caches/", "--node-config", node)
+    purged = run_site_command(folder, "purge", "strict", "caches/", "--node-config", node)
     assert "removed strict" in purged
     assert not list((folder / site).rglob("*.safetensors"))
     assert all(ledger.exists() for ledger in ledgers)

@@ -17,7 +17,7 @@ import pytest
 
 from protofl_common.tools.site.approvals import decide
 from protofl_common.tools.site.node import node_config
-from tests.support.operators import PROTOFL, done, study
+from tests.support.operators import PROTOFL, run_site_command, study
 from tests.support.processes import Connection, approving, superlink, supernode, wait_until
 
 pytestmark = [pytest.mark.system, pytest.mark.long]
@@ -36,7 +36,8 @@ class Year:
         self.link = link
         plain = {site: self._facts(site) for site in SITES}
         self.keys = {
-            site: done(folder, "key", "--node-config", node).strip() for site, node in plain.items()
+            site: run_site_command(folder, "key", "--node-config", node).strip()
+            for site, node in plain.items()
         }
         peers = ",".join(self.keys.values())
         self.nodes = {site: f'{node} peers="{peers}"' for site, node in plain.items()}
