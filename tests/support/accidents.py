@@ -118,7 +118,7 @@ def a_round_late(
     """Let a node's reply in these rounds arrive while the next round waits for another client.
 
     ``rounds``: their digits, so ``"13"`` is rounds 1 and 3. ``grids`` has the grid of the run once
-    it has started. ``asks`` is the kind of the message during which the reply arrives.
+    it has started. ``asks`` is the kind of the next round's message at which the reply arrives.
     """
     held: list[Message] = []
 
