@@ -101,7 +101,7 @@ def test_introductions_build_a_model_of_each_kind_once(tmp_path, monkeypatch):
         def __contains__(self, key):
             return False
 
-    checked = noting(monkeypatch, introduction, "check_model", 1)
+    checked = noting(monkeypatch, introduction, "check_model", argument=1)  # the architecture
     monkeypatch.setattr(introduction, "_KNOWN_MODELS", {})
     found = cards("once")
 

@@ -173,7 +173,7 @@ def test_charges_of_samples_say_nothing_of_persons(tmp_path, capfd):
 
     for number, name in enumerate(("north", "southern"), start=1):
         data_of(tmp_path / name, number)
-    data_key.cache_clear()  # a process looks once which files there are
+    data_key.cache_clear()  # else this process, which has looked once, goes by the files of then
     with pytest.raises(FederationError, match="earlier charges in this client's ledger are of"):
         federate(tmp_path / "2", nodes=nodes, run_id=2, **RUN | {"run_name": "second"})
     assert [key.read_text() for key in keys] == made
