@@ -63,7 +63,7 @@ class Fake:
     finish = end_run
 
 
-def wanted(run):
+def figures_wanted(run):
     """Return round -> the figures that a tracker must get of it.
 
     Accuracies belong to the round after which they were measured, all else to the round itself.
@@ -83,7 +83,7 @@ def test_every_round_arrives_and_nothing_of_a_single_client(name, tmp_path, monk
     monkeypatch.setitem(sys.modules, name, fake)
     run = federate(tmp_path, clients=2, callback=name, **SMALL)
 
-    assert fake.figures == wanted(run)
+    assert fake.figures == figures_wanted(run)
     assert fake.started == ["one"]
     assert fake.ended == 1
     assert fake.config["algo"] == "fedproto"
@@ -150,7 +150,7 @@ def test_the_real_trackers_store_every_rounds_mean(name, tmp_path, monkeypatch):
         monkeypatch.setenv(variable, value)  # before the import, which reads it
     pytest.importorskip(name)
 
-    figures = wanted(federate(tmp_path, clients=2, callback=name, **SMALL))
+    figures = figures_wanted(federate(tmp_path, clients=2, callback=name, **SMALL))
 
     # before the first round, and after each of two
     means = {number: figures[number]["accuracy/head/mean"] for number in range(3)}
