@@ -202,16 +202,14 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_is_used(
     wanted = federate(tmp_path / "whole", clients=CLIENTS, **settings)
     config = run_config(tmp_path / "parts", **settings)
     stop(config, place, 5)
-    kept = RunFolder(tmp_path / "parts" / "runs" / "mine").checkpoints()  # the newest first
+    newest, _before, _before_that = RunFolder(tmp_path / "parts" / "runs" / "mine").checkpoints()
 
-    assert len(kept) == 3
-
-    flip_a_bit(kept[0], -99)  # in the numbers at its end
+    flip_a_bit(newest, -99)  # in the numbers at its end
 
     resumed = run_federation(config | {"resume": True}, clients=CLIENTS, run_id=2)
 
     console = capsys.readouterr().out
-    said = f"{kept[0].name} is damaged: its content does not have its checksum; going back a round"
+    said = f"{newest.name} is damaged: its content does not have its checksum; going back a round"
 
     assert said in console
     assert f"resuming mine after round {round_before} of 6" in console
