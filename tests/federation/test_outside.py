@@ -43,7 +43,7 @@ from server_app.run.replies import Upload
 from server_app.strategies.base import ServerStrategy, server_half
 from server_app.strategies.fedavg import FedAvg
 from tests.support import ROOT
-from tests.support.accidents import CLIENTS, PLACES, stop
+from tests.support.accidents import CLIENTS, PLACES, run_until_stopped
 from tests.support.commands import export_model
 from tests.support.fakes import server_of
 from tests.support.harness import (
@@ -184,9 +184,9 @@ def test_the_packages_moon_is_ours_but_for_rounding(tmp_path):
     """Ours has an independent script. Its steps are fused where they can be, a package's never."""
     settings = STRIPES | {"models": "cnn4", "rounds": 3}
     own = settings | {"algo": "moon", "moon__mu": 3.0, "moon__temperature": 0.7}
-    ours = federate(tmp_path / "ours", 3, **own)
+    ours = federate(tmp_path / "ours", clients=3, **own)
     outside = settings | {"algo": "my-moon", "hparams": "mu=3.0, temperature=0.7"}
-    theirs = federate(tmp_path / "theirs", 3, **outside)
+    theirs = federate(tmp_path / "theirs", clients=3, **outside)
 
     assert_close(weights_left(theirs), weights_left(ours))
     for found, wanted in zip(theirs.rows, ours.rows, strict=True):
@@ -218,7 +218,7 @@ def test_stopped_at_every_place_and_resumed_it_is_bit_for_bit_the_same(tmp_path,
 
     config = run_config(tmp_path / "parts", **settings)
     for number, place in enumerate(PLACES, start=1):
-        stop(config | {"resume": number > 1}, place, number, run_id=100 + number)
+        run_until_stopped(config | {"resume": number > 1}, place, number, run_id=100 + number)
 
     with pytest.raises(SettingsError, match=r'hparams = "mu=1.0": the run has hparams = "mu=2.0"'):
         run_federation(config | {"resume": True, "hparams": "mu=1.0"}, clients=CLIENTS, run_id=200)

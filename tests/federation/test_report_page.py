@@ -221,7 +221,7 @@ def test_who_was_refused_is_told_with_the_reason(fedtgp):
 
 def test_the_page_of_fedplvm_shows_the_number_of_prototypes_per_class(tmp_path):
     """Five clients of five domains have several prototypes of a class; rounds 1 and 3 evaluate."""
-    fedplvm = run(tmp_path, 5, algo="fedplvm", rounds=3, evaluate_every=2)
+    fedplvm = run(tmp_path, clients=5, algo="fedplvm", rounds=3, evaluate_every=2)
     figures = page_of(fedplvm).figures
 
     assert "accuracy-of-domains" in figures
@@ -241,7 +241,7 @@ def test_the_page_of_fedplvm_shows_the_number_of_prototypes_per_class(tmp_path):
 
 def test_without_prototypes_their_section_is_absent(tmp_path):
     """The report of local training, in which no reply was lost."""
-    outcome = run(tmp_path, 3, algo="local")
+    outcome = run(tmp_path, clients=3, algo="local")
     page = page_of(outcome)
 
     assert page.sections == ALWAYS
@@ -258,7 +258,7 @@ def test_a_page_that_cannot_be_drawn_fails_nothing(tmp_path, monkeypatch, capsys
     broken = MagicMock(side_effect=MemoryError("no room for ink"))
     monkeypatch.setattr("protofl_common.report.page.write_report", broken)
 
-    assert run(tmp_path, 2, algo="local", rounds=1).summary["rounds"] == 1
+    assert run(tmp_path, clients=2, algo="local", rounds=1).summary["rounds"] == 1
     assert "report: not drawn, MemoryError: no room for ink" in capsys.readouterr().out
 
 

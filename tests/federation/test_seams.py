@@ -48,8 +48,8 @@ def write_table(folder, rare, rare_tested, sign):
     return folder / "data.npz"
 
 
-def site(folder, rare=0, rare_tested=None, sign=1, **node):
-    """Return the node config of a site with a table of `write_table`.
+def write_site(folder, rare=0, rare_tested=None, sign=1, **node):
+    """Write a table by `write_table`, and return the node config of a site with it.
 
     ``rare_tested`` is ``rare`` unless given; ``node`` are further entries.
     """
@@ -144,14 +144,14 @@ def test_a_site_refuses_whichever_message_comes_first(case, kind, tmp_path):
     """A server that sends a training at once gets the refusal that the introduction would give."""
     node, settings, line = REFUSED[case]
 
-    reply = ask(site(tmp_path, **node), study(tmp_path, **settings), kind)
+    reply = ask(write_site(tmp_path, **node), study(tmp_path, **settings), kind)
 
     assert line in reason_in(reply)
 
 
 def test_a_private_run_does_not_go_on_from_a_model_trained_without_noise(tmp_path):
     """The ledger was not charged for that model, which a private run's uploads would tell."""
-    node = site(tmp_path)
+    node = write_site(tmp_path)
     without_noise = study(tmp_path, algo="fedper", norm="group")
 
     assert not ask(node, without_noise, MessageType.TRAIN).has_error()
@@ -171,7 +171,7 @@ def test_a_server_that_changes_the_name_of_a_run_has_no_new_budget(tmp_path, mon
     Each time it is killed before its answer is ready: that is charged, too.
     """
     config = study(tmp_path, algo="fedavg", norm="group", dp="sample")
-    node = site(tmp_path)
+    node = write_site(tmp_path)
     monkeypatch.setattr("client_app.app.make_report", interrupted)
 
     refused = []
@@ -205,7 +205,7 @@ def test_the_first_look_at_a_network_shows_it_no_sample(tmp_path, monkeypatch):
     (tmp_path / "talkative.py").write_text(NETWORK)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "talkative", raising=False)
-    node = site(tmp_path, **{"allow-python": "talkative"})
+    node = write_site(tmp_path, **{"allow-python": "talkative"})
 
     reply = ask(node, study(tmp_path, arch="talkative:Talkative"), MessageType.QUERY)
 
@@ -229,7 +229,7 @@ def test_figures_do_not_tell_a_small_class(among, sent, right, tmp_path):
     """
     config = study(tmp_path, algo="fedproto", predict_among=among)
     for rare in (0, 1):
-        node = site(tmp_path / str(rare), rare, **{"min-class-samples": 5})
+        node = write_site(tmp_path / str(rare), rare, **{"min-class-samples": 5})
         reply = ask(node, config, MessageType.TRAIN, **prototypes_of(*sent))
 
         assert not reply.has_error()
@@ -254,7 +254,9 @@ def test_no_metric_tells_a_small_class(rare_tested, test_samples, head_metrics, 
     figures = {}
     for sign in (1, -3):
         hiding = {"min-class-samples": 5}
-        node = site(tmp_path / str(sign), 9, rare_tested, sign, **hiding)
+        node = write_site(
+            tmp_path / str(sign), rare=9, rare_tested=rare_tested, sign=sign, **hiding
+        )
         reply = ask(node, config, MessageType.TRAIN, **prototypes_of(0, 1, 2))
         report = reply.content["report"]
         figures[sign] = {name: report[name] for name in report if name.startswith(same)}
@@ -272,7 +274,7 @@ def test_exact_numbers_do_not_tell_a_small_class_under_dp(tmp_path):
     """
     config = study(tmp_path, algo="fedproto", norm="group", dp="sample", min_class_samples=5)
     for rare in (4, 5):
-        reply = ask(site(tmp_path / str(rare), rare), config, MessageType.QUERY)
+        reply = ask(write_site(tmp_path / str(rare), rare), config, MessageType.QUERY)
 
         card = reply.content["site"]
         assert card["train_samples"] == card["test_samples"] == PATIENTS // 2
@@ -287,9 +289,9 @@ def test_no_loss_leaves_where_small_classes_must_not(tmp_path):
     """
     config = study(tmp_path, algo="fedproto")
 
-    hiding = site(tmp_path, 1, **{"min-class-samples": 5})
+    hiding = write_site(tmp_path, rare=1, **{"min-class-samples": 5})
     hidden = ask(hiding, config, MessageType.TRAIN, **prototypes_of(2))
-    told = ask(site(tmp_path), config, MessageType.TRAIN, number=2, **prototypes_of(2))
+    told = ask(write_site(tmp_path), config, MessageType.TRAIN, number=2, **prototypes_of(2))
 
     assert not [name for name in hidden.content["report"] if name.startswith("losses.")]
     assert "losses.prototype" in told.content["report"]
@@ -302,7 +304,7 @@ def test_however_many_questions_get_no_more_answers_than_the_ledger_pays(tmp_pat
     """
     epsilon = 0.2
     config = study(tmp_path, algo="fedavg", norm="group", dp="sample", dp_epsilon=epsilon, rounds=4)
-    node = site(tmp_path, **{"require-dp": f"epsilon<={epsilon}"})
+    node = write_site(tmp_path, **{"require-dp": f"epsilon<={epsilon}"})
     # with require-dp a site without a key takes its disk for one that is not mounted
     make_site_keys(north=tmp_path / "state/sites/north")
 
@@ -331,7 +333,7 @@ def best_after(number):
 
 def test_another_run_does_not_replace_the_best_model_of_a_study(tmp_path):
     """The study's run has kept its best model when the other one asks to keep another."""
-    node = site(tmp_path)
+    node = write_site(tmp_path)
     config = study(tmp_path, algo="fedproto", keep_best=True)
     ask(node, config, MessageType.TRAIN)
     ask(node, config, MessageType.EVALUATE)
@@ -339,8 +341,8 @@ def test_another_run_does_not_replace_the_best_model_of_a_study(tmp_path):
     (model,) = tmp_path.rglob("best.safetensors")
     best = model.read_bytes()
 
-    ask(node, config, MessageType.EVALUATE, 3, **THIEF)
-    ask(node, config, "query.best", 3, **THIEF, **best_after(3))
+    ask(node, config, MessageType.EVALUATE, number=3, **THIEF)
+    ask(node, config, "query.best", number=3, **THIEF, **best_after(3))
 
     assert best in [file.read_bytes() for file in model.parent.glob("best*.safetensors")]
 
@@ -350,18 +352,18 @@ def test_another_run_does_not_remove_what_may_become_the_best_model_of_a_study(t
 
     The study's own candidate, its model after round 0, stays until the study asks for it.
     """
-    node = site(tmp_path)
+    node = write_site(tmp_path)
     config = study(tmp_path, algo="fedproto", keep_best=True)
     ask(node, config, MessageType.TRAIN)
     (candidate,) = tmp_path.rglob("evaluated-0*.safetensors")
 
-    ask(node, config, MessageType.TRAIN, 2, **THIEF)
-    ask(node, config, "query.best", 2, **THIEF, **best_after(1))
+    ask(node, config, MessageType.TRAIN, number=2, **THIEF)
+    ask(node, config, "query.best", number=2, **THIEF, **best_after(1))
 
     assert candidate.exists()
 
     third_run = {"history": f"{RUN_ID}:0,4713", "run_id": 4713}
-    ask(node, config, MessageType.TRAIN, 1, **third_run)
+    ask(node, config, MessageType.TRAIN, number=1, **third_run)
     assert len(list(tmp_path.rglob("evaluated-0*.safetensors"))) == 2
 
     ask(node, config, "query.best", **best_after(0))

@@ -51,7 +51,7 @@ from tests.support.harness import (
     run_federation,
     settings_of,
 )
-from tests.support.sites import images, make_site_keys, signed
+from tests.support.sites import make_site_keys, signed, write_images
 
 NODE = 7
 """Flower's number of the site."""
@@ -155,7 +155,7 @@ def test_a_reason_is_printable_and_in_a_simulation_logged_once(capsys, at_site, 
 def test_the_server_learns_the_kind_of_error_and_the_sites_log_the_rest(tmp_path, capsys):
     """At a simulated client, whose data are the run's own, the whole text leaves."""
     patients = ("HIV positive/DOE_Jane_1961.png", "negative/ROE_Richard.png")
-    data = images(tmp_path / "my scans", *patients)
+    data = write_images(tmp_path / "my scans", *patients)
     config = run_config(tmp_path, dataset="image-folder", partition="own")
     node = SITE | {"data-dir": str(data), "dataset": "image-folder"}
     more = "its data cannot be read or divided as the run asks; the log of the site says more"
@@ -211,7 +211,7 @@ def test_a_run_neither_reads_nor_writes_where_it_wants_on_a_site(tmp_path, monke
     monkeypatch.chdir(tmp_path / "work")
     wanted = {key: str(tmp_path / "wanted" / key) for key in FOLDERS}
     names = [f"{kind}/{i}.png" for kind in "ab" for i in range(9)]
-    images(Path(wanted["data-dir"]), *names)
+    write_images(Path(wanted["data-dir"]), *names)
     before = sorted(tmp_path.joinpath("wanted").rglob("*"))
     own = {"dataset": "image-folder", "partition": "own", "num_clients": 1, "classes": "a,b"}
     config = run_config(tmp_path, **own) | wanted
@@ -427,7 +427,8 @@ def card_of(node, config):
 def test_a_run_does_not_choose_how_a_sites_files_are_read(dataset, tmp_path):
     """Its files are CLASS/PATIENT/image: read as DOMAIN/CLASS/image, patients would be classes."""
     patients = [f"{kind}/DOE_Jane_{day}" for kind in ("sick", "well") for day in range(3)]
-    scans = images(tmp_path, *(f"{patient}/{i}.png" for patient in patients for i in range(2)))
+    files = [f"{patient}/{i}.png" for patient in patients for i in range(2)]
+    scans = write_images(tmp_path, *files)
     node = OWN | {"data-dir": str(scans), "image-size": 8}
     config = run_config(
         tmp_path,
@@ -448,7 +449,7 @@ def test_a_run_does_not_choose_how_a_sites_files_are_read(dataset, tmp_path):
 @pytest.mark.parametrize("dataset", ["image-folder", "digits"])
 def test_a_site_that_does_not_say_what_its_data_are_takes_no_part(dataset, tmp_path):
     """The node config has data-dir alone: the run's data set is not taken for the site's."""
-    data = images(tmp_path / "scans", "sick/1.png", "sick/2.png", "well/1.png", "well/2.png")
+    data = write_images(tmp_path / "scans", "sick/1.png", "sick/2.png", "well/1.png", "well/2.png")
     config = run_config(tmp_path, dataset=dataset, partition="own")
 
     reason = reason_in(answer(SITE | {"data-dir": str(data)}, config))

@@ -1062,7 +1062,7 @@ def test_a_sum_is_with_no_other_than_sites_of_the_study(
 
 def test_a_file_is_signed_by_ssh_key_and_shown_in_words(hospitals, tmp_path, capsys):
     """`protofl study sign` and `show`: unsigned, signed twice, changed after it, without a key."""
-    key = ssh_key(tmp_path)
+    key = write_ssh_key(tmp_path)
     file = tmp_path / "study.toml"
     file.write_text(
         'study = "heart"\nalgo = "fedtgp"\nrounds = 3\n'
@@ -1099,7 +1099,7 @@ def test_a_passphrase_that_cannot_be_asked_for_is_one_clear_error(
     package, why, tmp_path, monkeypatch
 ):
     """The environment need not have bcrypt, and a container without a terminal has no input."""
-    key = ssh_key(tmp_path)
+    key = write_ssh_key(tmp_path)
 
     def is_encrypted(content, password):
         raise TypeError("Key is password-protected, but password was not provided.")
@@ -1128,7 +1128,7 @@ def test_a_check_takes_a_study_and_says_if_it_names_the_site(hospitals, tmp_path
     file = tmp_path / "study.toml"
     for names, status in ((NAMES, 0), (("east",), 1)):
         file.write_text(f'{settings}study-sites = "{hospitals.keys(*names)}"\n')
-        sign = ("sign", file, "--key", ssh_key(tmp_path), "--by", "jane")
+        sign = ("sign", file, "--key", write_ssh_key(tmp_path), "--by", "jane")
         output(capsys, "study", *sign)
         shown = hospitals.site_command(f"check {file}", status=status)
         names_north = status == 0
@@ -1147,8 +1147,8 @@ def test_where_a_site_names_operators_only_their_signed_decisions_count(hospital
 
     Jane's does, and changes of it on the disk, or of its line in the log, are found.
     """
-    key = ssh_key(tmp_path)
-    strangers = ssh_key(tmp_path, Ed25519PrivateKey.generate())
+    key = write_ssh_key(tmp_path)
+    strangers = write_ssh_key(tmp_path, Ed25519PrivateKey.generate())
     config = hospitals.config()
     study = Study.of(config).id
     hospitals.ask_and_decide(config, "north")  # before it named any
@@ -1195,7 +1195,7 @@ def test_a_key_that_the_sites_user_cannot_read_comes_on_standard_input(
     hospitals, tmp_path, monkeypatch
 ):
     """Jane types commands as the SuperNode's user, who must not have her key in a file."""
-    key = ssh_key(tmp_path)
+    key = write_ssh_key(tmp_path)
     content = key.read_bytes()
     config = hospitals.config()
     study = Study.of(config).id
@@ -1226,7 +1226,7 @@ def test_what_an_operator_who_has_left_decided_is_told_to_the_others(hospitals, 
     jane = f"jane:{key_as_text(JANE.public_key())}"
     hospitals.north["operators"] = jane
     hospitals.ask(config)
-    hospitals.decide(config, "north", words=f"deny --key {ssh_key(tmp_path)}")
+    hospitals.decide(config, "north", words=f"deny --key {write_ssh_key(tmp_path)}")
 
     hospitals.north["operators"] = f"omar:{'A' * 43}"
     hospitals.north["on-trouble"] = write_program(tmp_path, f'echo "$@" >> {told}')
@@ -1241,7 +1241,7 @@ def test_what_an_operator_who_has_left_decided_is_told_to_the_others(hospitals, 
     assert re.search(f"denied .* by {jane}, which counts no more, as it lacks the signature", shown)
 
 
-def ssh_key(folder, key=JANE):
+def write_ssh_key(folder, key=JANE):
     """Write somebody's private key as `ssh-keygen` does, and return the file."""
     file = folder / f"{key_as_text(key.public_key())}.ssh"
     pem = key.private_bytes(form.Encoding.PEM, form.PrivateFormat.OpenSSH, form.NoEncryption())
@@ -1327,7 +1327,7 @@ def test_a_server_that_shows_each_site_a_few_others_gets_no_sum(hospitals, monke
 
 
 # -- the audit log ---------------------------------------------------------------------------------
-def log_with(folder, lines):
+def write_log(folder, lines):
     """Write an audit log of so many lines into a folder, and return the file."""
     for number in range(lines):
         audit.append(folder, study="s", kind="train", round=number, sent={"report": 8}, sha256="0")
@@ -1364,7 +1364,7 @@ TAMPERINGS = {
 @pytest.mark.parametrize("tampering", TAMPERINGS)
 def test_a_log_that_somebody_changed_is_found_out(tampering, hospitals):
     """Each line has the hash of the one before it, so every change but a cut end shows."""
-    log = log_with(hospitals.own_folder("north"), 6)
+    log = write_log(hospitals.own_folder("north"), 6)
     hospitals.site_command("audit")
     change, line = TAMPERINGS[tampering]
     log.write_text("".join(change(log.read_text().splitlines(keepends=True))))
@@ -1560,7 +1560,7 @@ def test_refusals_do_not_fill_the_log_and_what_it_lacks_stays(hospitals, monkeyp
 
 def test_a_log_survives_a_kill_in_the_middle_of_a_line(tmp_path):
     """Half a line at the end is reported, and the next entry takes its place."""
-    path = log_with(tmp_path, 3)
+    path = write_log(tmp_path, 3)
     path.write_text(path.read_text() + '{"time": "2026')
     cut_short = "line 4 is no whole line of the log: cut short by a full disk or a kill"
 

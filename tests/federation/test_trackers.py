@@ -16,7 +16,7 @@ import pytest
 
 from protofl_common.config.options import SettingsError
 from server_app.callbacks.trackers import UserCallback, accuracies, other_figures, tracker
-from tests.support.accidents import stop
+from tests.support.accidents import run_until_stopped
 from tests.support.harness import (
     federate,
     refusal,
@@ -233,6 +233,6 @@ def test_a_resumed_run_has_each_round_once_in_tensorboard(tmp_path):
     """The server dies in round 2 before its checkpoint, so that the round is made again."""
     pytest.importorskip("tensorboard")
     config = run_config(tmp_path, **EVENTS)
-    stop(config, "before the checkpoint", 2)
+    run_until_stopped(config, "before the checkpoint", number=2)
 
     assert_complete(run_federation(config | {"resume": True}, clients=4, run_id=7))

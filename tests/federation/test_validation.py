@@ -122,7 +122,7 @@ def test_clients_too_small_for_validation_are_told(tmp_path, capsys):
     assert outcome.summary["best-accuracy"]["head"]["chosen-on"] == "validation"
 
 
-def planted_config(folder, **settings):
+def write_planted(folder, **settings):
     """Write the tables of two sites, and return the settings of a run on them.
 
     Validation samples have the label of the other class, so the better a model is on test data,
@@ -155,8 +155,8 @@ def planted_config(folder, **settings):
 
 
 def run_planted(folder, **settings):
-    """Run on the tables of `planted_config` at both sites."""
-    return run_federation(planted_config(folder, **settings), nodes=north_and_south(folder))
+    """Run on the tables of `write_planted` at both sites."""
+    return run_federation(write_planted(folder, **settings), nodes=north_and_south(folder))
 
 
 def best_round_of(outcome, where):
@@ -244,7 +244,7 @@ def test_validation_data_decide(algo, scripted, tmp_path, monkeypatch, capsys):
 def test_early_stopping_and_the_kept_model_survive_a_stop(kind, number, tmp_path):
     """The server is killed in the second round, or in the final evaluation."""
     wanted = run_planted(tmp_path / "whole", early_stopping=2)
-    config = planted_config(tmp_path / "stopped", early_stopping=2)
+    config = write_planted(tmp_path / "stopped", early_stopping=2)
     nodes = north_and_south(tmp_path / "stopped")
 
     killed_in = number or wanted.summary["rounds"]

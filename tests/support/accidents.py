@@ -79,7 +79,7 @@ PLACES = (TRAINING, *CALLS)
 """Places of a round at which a server may die."""
 
 
-def stop(config: dict[str, Any], place: str, number: int, run_id: int = 1) -> None:
+def run_until_stopped(config: dict[str, Any], place: str, number: int, run_id: int = 1) -> None:
     """Run until the server dies at one of `PLACES` of round ``number``.
 
     At the place `FINAL` it dies in the final evaluation after so many rounds.

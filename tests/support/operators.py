@@ -26,7 +26,7 @@ def operators(folder: Path, nodes: Mapping[str, str]) -> AbstractContextManager[
     return approving({site: folder / site / "state" / "sites" / site for site in nodes}, approve)
 
 
-def study(folder: Path, name: str, sites: Mapping[str, str], **changes: Scalar) -> Path:
+def write_study(folder: Path, name: str, sites: Mapping[str, str], **changes: Scalar) -> Path:
     """Write a study that Jane has signed, and return its file.
 
     Its run, ``name``, keeps what strict sites demand. ``sites``: site -> ``name:public key``.

@@ -17,7 +17,7 @@ from protofl_common.tools.site.node import node_config
 from tests.support.harness import CACHE, LocalGrid, Tamper, run_config, run_federation
 
 
-def images(folder: Path, *names: str) -> Path:
+def write_images(folder: Path, *names: str) -> Path:
     """Write random images of 8×8 pixels under these names; return the folder."""
     for index, name in enumerate(names):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -49,7 +49,7 @@ class Three:
                 "site-name": name,
                 "dataset": "image-folder",
                 "classes": ",".join(CLASSES),
-                "data-dir": str(images(folder / name / "data", *FILES)),
+                "data-dir": str(write_images(folder / name / "data", *FILES)),
                 "state-dir": str(folder / name / "state"),
                 "cache-dir": str(folder / name / "cache"),
             }

@@ -12,7 +12,7 @@ import pytest
 
 from protofl_common.experiment.node import NODE_KEYS, PARTITION_KEYS
 from protofl_common.tools.site.node import node_config
-from tests.support.operators import PROTOFL, operators, run_site_command, study
+from tests.support.operators import PROTOFL, operators, run_site_command, write_study
 from tests.support.processes import superlink, supernode
 
 pytestmark = pytest.mark.system
@@ -77,7 +77,7 @@ def test_sites_with_all_keys_and_both_demands_take_part_in_what_is_approved(tmp_
     lines = [f"{key} = {json.dumps(value)}" for key, value in node_config(nodes["east"]).items()]
     file.write_text("\n".join(lines))
     nodes["east"] = str(file)
-    strict = study(tmp_path, "strict", keys)
+    strict = write_study(tmp_path, "strict", keys)
     strange = strange_folder(tmp_path / "work")
 
     with ExitStack() as running:

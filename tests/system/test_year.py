@@ -17,7 +17,7 @@ import pytest
 
 from protofl_common.tools.site.approvals import decide
 from protofl_common.tools.site.node import node_config
-from tests.support.operators import PROTOFL, run_site_command, study
+from tests.support.operators import PROTOFL, run_site_command, write_study
 from tests.support.processes import Connection, approving, superlink, supernode, wait_until
 
 pytestmark = [pytest.mark.system, pytest.mark.long]
@@ -87,7 +87,7 @@ class Year:
         """Submit a run of a study of these sites; return the future of its output and status."""
         keys = {site: self.keys[site] for site in sites}
         usual = {"min_clients": 3, "join_timeout": 60.0, "min_wait": 4.0}
-        file = study(self.folder, name, keys, **NO_NOISE | usual | settings)
+        file = write_study(self.folder, name, keys, **NO_NOISE | usual | settings)
         return pool.submit(self.link.run, "--run-config", str(file))
 
     def rows(self, name: str) -> Rows:

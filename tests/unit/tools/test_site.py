@@ -53,7 +53,7 @@ from tests.support.fakes import task
 from tests.support.harness import LocalGrid, run_config, run_federation
 from tests.support.processes import output_of
 from tests.support.programs import program
-from tests.support.sites import NODE, findings_of_check, images, level_of, make_site_keys
+from tests.support.sites import NODE, findings_of_check, level_of, make_site_keys, write_images
 
 CLIENT_PROCESS = "protofl_common.tools.site.client_process"
 SITE_CHECK = "protofl_common.tools.site.check"
@@ -412,7 +412,7 @@ def site(home, monkeypatch):
     monkeypatch.setenv("FLWR_HOME", str(home / "flwr"))
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     monkeypatch.setattr(f"{SITE_CHECK}.FEW_BYTES", 0)  # this disk may be full
-    images(home / "data", *eight_each("cat", "dog"))
+    write_images(home / "data", *eight_each("cat", "dog"))
     (home / "data").chmod(0o750)
     (home / "cache").mkdir(mode=0o700)
     (home / "state").mkdir(mode=0o700)
@@ -988,7 +988,7 @@ PAGE = (ROOT / "docs" / "security.md").read_text()
 
 def test_the_page_shows_what_the_check_prints(site, monkeypatch, capsys):
     """The command of docs/security.md is run here, and paths are replaced by the page's."""
-    images(site / "data/north", *eight_each("benign", "malignant"))
+    write_images(site / "data/north", *eight_each("benign", "malignant"))
     (site / "data/north").chmod(0o750)
     monkeypatch.setattr(certificates, "CA_DAYS", 3600.1)
     made = [str(site / "certs"), "--server", "superlink.example.org", "--node", "north"]
