@@ -261,9 +261,11 @@ def note_who_answered(strategy: Strategy, accepted: Accepted, result: RoundResul
         fractions = {upload.site: strategy.used_fraction(upload) for upload in accepted.kept}
         for site in result.reports:
             federation.counted[site] = (number, fractions.get(site, 1.0))
+        # a late upload that counts is among those that were kept, so it has a fraction
         for site, late_round in result.counted_late.items():
             federation.counted[site] = (late_round, fractions[site])
     exchanged = result.exchanged
+    # a site whose reply to an earlier round came now has no reply to this one, but is not silent
     silent = [site for site in exchanged.missing if site not in exchanged.late]
     answered = {*exchanged.asked, *exchanged.late} - set(silent)
     federation.note_silence(number, silent, answered)

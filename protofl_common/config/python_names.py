@@ -23,7 +23,7 @@ PYTHON_NAME = re.compile(
 _ALLOWED: ContextVar[frozenset[str]] = ContextVar(
     "modules that may be imported", default=frozenset()
 )
-_ONLY: list[frozenset[str]] = []
+_NAMED_BY_OPERATOR: list[frozenset[str]] = []
 """One set, in the place of `_ALLOWED` in all threads, where a worker's operator has named modules;
 empty elsewhere."""
 
@@ -54,12 +54,12 @@ def allow_only(modules: Iterable[str]) -> None:
 
     From now on `allow` changes nothing, in any thread of this process.
     """
-    _ONLY[:] = [frozenset(modules)]  # all threads have this one list
+    _NAMED_BY_OPERATOR[:] = [frozenset(modules)]  # all threads have this one list
 
 
 def allowed_modules() -> frozenset[str]:
     """Return the modules that `load` may import, by name."""
-    return _ONLY[0] if _ONLY else _ALLOWED.get()
+    return _NAMED_BY_OPERATOR[0] if _NAMED_BY_OPERATOR else _ALLOWED.get()
 
 
 @contextmanager
@@ -86,7 +86,7 @@ def check_allowed(named: Iterable[tuple[str, str]]) -> None:
     cure = (
         f"only if you trust it, give --allow-python {modules} (in Python: allow_python={modules!r})"
     )
-    if _ONLY:
+    if _NAMED_BY_OPERATOR:  # this process is a worker, and who reads the error is not its operator
         why = "not allowed at this server"
         cure = f"its operator may name {modules} in protofl worker --allow-python"
     lines = [f"{setting}: {why.format(module)}" for setting, module in refused]

@@ -160,8 +160,9 @@ def _images_in(
                 unlisted[letters_of(name)] = folder
                 continue
             for file in image_files(folder, left_out):
-                *folders_below, _ = file.relative_to(folder).parts
-                samples.append(_Sample(file, name, domain, "".join(folders_below[:1])))
+                folders_below = file.relative_to(folder).parts[:-1]
+                first_below = folders_below[0] if folders_below else ""
+                samples.append(_Sample(file, name, domain, first_below))
     return samples, unlisted
 
 

@@ -183,13 +183,15 @@ def _build(folder: Path, settings: DataSettings) -> StoredData | None:
         if is_own(settings.dataset):
             raw = without_copies(raw, settings.data_dir or settings.dataset)
     raw = replace(raw, notes=tuple(notes))
-    # a row for each sample, if need be an empty one: no digests
-    contents = raw.contents if len(raw.contents) else np.zeros((len(raw.labels), 0), np.uint8)
-    raw = replace(raw, inputs=resized(raw.inputs, settings.image_size), contents=contents)
+    digests = raw.contents
+    if not len(digests):  # there are none: each sample has an empty one
+        digests = np.zeros((len(raw.labels), 0), np.uint8)
+    raw = replace(raw, inputs=resized(raw.inputs, settings.image_size), contents=digests)
     # images are scaled by all, numbers by those for training alone
     inputs_to_scale_by = raw.inputs
     if not are_images(raw.inputs):
-        inputs_to_scale_by = raw.inputs[raw.official == 0]
+        is_for_training = raw.official == 0
+        inputs_to_scale_by = raw.inputs[is_for_training]
     mean, std = statistics(inputs_to_scale_by)
     meta: dict[str, Any] = {"samples": len(raw.labels)}
     for name in (*NAMES, "by_client"):

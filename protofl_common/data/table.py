@@ -366,8 +366,9 @@ def _read(
 ) -> tuple[list[Floats], list[_Problem]]:
     """Return the features of each chosen column, float32 [N, …], and what is wrong with some.
 
-    After the first problem no more features are returned. Prints a line for a column whose
-    numbers lose digits in float32.
+    With ``gaps`` a missing value is no problem: it is NaN, or 0 in each category. After the first
+    problem no more features are returned. Prints a line for a column whose numbers lose digits in
+    float32.
     """
     parts: list[Floats] = []
     problems: list[_Problem] = []
@@ -377,15 +378,17 @@ def _read(
         with np.errstate(over="ignore"):  # a number too large becomes infinite, and is refused
             part = exact.astype(np.float32)
 
+        # also a text that is no number, and an unknown category: both have become NaN
         is_wrong = np.asarray(~np.isfinite(part).all(axis=1))
         if is_wrong.any():
             column = column._replace(values=list(column.values))
-            is_missing = is_wrong.copy()  # a category may be called as a gap is: "none"
+            # only a value that cannot be used is a gap: "none" is none where it is a category
+            is_missing = np.zeros_like(is_wrong)
             texts_of_gaps = gaps_among(column.values)
             for row in np.flatnonzero(is_wrong).tolist():
                 is_missing[row] = str(column.values[row]) in texts_of_gaps
             part[is_missing] = 0.0 if categories else np.nan
-            if gaps:
+            if gaps:  # they are filled in later
                 is_wrong &= ~is_missing
             if is_wrong.any():
                 problems.append(_problem(column, is_wrong, is_missing, place))

@@ -362,10 +362,10 @@ def asks_its_operator(node: Values) -> bool:
     one that takes part in secure sums only and lists no ``peers``: there only the operator can
     judge who the other sites are.
     """
-    return bool(node.get("approve", has_own_data(node) or _lacks_peers(node)))
+    return bool(node.get("approve", has_own_data(node) or _requires_secagg_without_peers(node)))
 
 
-def _lacks_peers(node: Values) -> bool:
+def _requires_secagg_without_peers(node: Values) -> bool:
     """True if a site requires secure aggregation, but its node config lists no ``peers``.
 
     It then knows the other sites of a sum only from what a run says of them.
@@ -382,7 +382,7 @@ def problem_of_peers(node: Values, config: Values) -> str:
     sites may be inventions. ``config`` are all settings of the run.
     """
     sites_of_study = keys_of_sites(str(config["study-sites"]))
-    if _lacks_peers(node) and not sites_of_study:
+    if _requires_secagg_without_peers(node) and not sites_of_study:
         return (
             "study-sites: missing; this site takes part only in a signed study that names its"
             f" sites by their keys (node config: {REQUIRE_SECAGG})"
@@ -531,7 +531,7 @@ def wrong_values(node: Values) -> Iterator[str]:
             yield f"node-config: {key} = {value!r} {problem}"
 
     yield from problems_of_keys("node-config: peers", str(node.get("peers", "")))
-    if _lacks_peers(node) and node.get("approve") is False:
+    if _requires_secagg_without_peers(node) and node.get("approve") is False:
         yield (
             f"node-config: approve = false: with {REQUIRE_SECAGG} and without peers only its"
             " operator can say who the others are; give peers, or leave it out"

@@ -587,18 +587,21 @@ def _honest_sites_problems(settings: Settings) -> Iterator[str]:
         return
     if not settings.privacy.secagg:
         yield f"{shared}: a server that sees single uploads sees a part of the noise; set secagg"
-    if not _shares_noise(settings.row):
-        able = _algos(lambda row: _runs_protected(row, settings) and _shares_noise(row))
+    if not _sends_only_sums_whose_noise_adds_up(settings.row):
+        able = _algos(
+            lambda row: _runs_protected(row, settings) and _sends_only_sums_whose_noise_adds_up(row)
+        )
         yield (
             f"{shared}: {settings.run.algo} trains by private steps, or sends what is made of noisy"
             f" sums, and each site's noise must cover these; choose 1, or among {able}"
         )
 
 
-def _shares_noise(row: Algorithm) -> bool:
-    """True if a client does not train, and sends noisy sums alone.
+def _sends_only_sums_whose_noise_adds_up(row: Algorithm) -> bool:
+    """True if each site may add a part of the noise, as the sum of all uploads has the whole.
 
-    The noise of such sums adds up when the sites' uploads are summed.
+    A client then sends noisy sums only, and trains nothing (is one-shot): steps of a private
+    training need the whole noise at each site.
     """
     return row.one_shot and all(entry.noise_adds_up for entry in row.exchange.up.values())
 

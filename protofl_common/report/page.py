@@ -276,7 +276,7 @@ def _auc_cells(row: RoundRow, name: str, name_of_error: str) -> tuple[str, str, 
     """
     if name not in row["metrics"]:
         return "–", "–", "nobody"
-    errors = []  # of the clients that test the label; NaN where one reports none
+    errors = []  # of the clients that test the label; NaN of a client that reports none
     for client in row["clients"].values():
         metrics = client.get("metrics", {})
         if name in metrics:
@@ -286,7 +286,9 @@ def _auc_cells(row: RoundRow, name: str, name_of_error: str) -> tuple[str, str, 
     # of the mean of n independent figures: the root of the sum of their squared errors, over n
     error_of_mean = math.hypot(*errors) / max(1, len(errors))
     half = 1.96 * error_of_mean  # 95 % of a normal distribution lie within 1.96 deviations
-    if 0 < half < 1:  # it is 0 if no client is known
+    # Without an interval: it is 0 if no client is known, NaN if one of them reports no error, and
+    # above 1 it would cover every AUC there is.
+    if 0 < half < 1:
         interval = f"{max(0, mean - half):.3f} … {min(1, mean + half):.3f}"
     number = str(len(errors) or "–")  # none is known where secure aggregation hides clients
     return f"{mean:.3f}", interval, number

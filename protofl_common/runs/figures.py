@@ -414,7 +414,7 @@ def compared(folder: Path, baselines: Iterable[str]) -> list[Summary]:
     return runs if summaries[-1] in runs else []
 
 
-def by_head(figures: Mapping[str, Figure]) -> Figure:
+def of_head_or_prototypes(figures: Mapping[str, Figure]) -> Figure:
     """Return the figure by a model's head where there is one, else that by prototypes."""
     return figures["head"] if "head" in figures else figures["prototype"]
 
@@ -445,13 +445,15 @@ def harmed(runs: Sequence[Summary]) -> str:
             accuracy = run["accuracy-of-clients"].get(site)
             accuracy_alone = alone["accuracy-of-clients"].get(site)
             if accuracy and accuracy_alone:
-                are_worse.append(by_head(accuracy) < by_head(accuracy_alone))
+                together = of_head_or_prototypes(accuracy)
+                by_itself = of_head_or_prototypes(accuracy_alone)
+                are_worse.append(together < by_itself)
         if are_worse:
             texts.append(f"{run['algorithm']} {sum(are_worse)} of {len(are_worse)}")
     if alone is None or not texts:
         return ""
-    says_right = task_with(alone["settings"]).says_right
-    by = "" if says_right == "accuracy" else f" by {says_right}"
+    measure = task_with(alone["settings"]).says_right  # "accuracy", or "exact match"
+    by = "" if measure == "accuracy" else f" by {measure}"
     return f" Clients worse off than alone{by}: {', '.join(texts)}."
 
 
@@ -475,7 +477,7 @@ def sentence(runs: Sequence[Summary]) -> str:
             name += f" over {architectures} architectures"
 
         results = results_of(run)
-        result = by_head(results)
+        result = of_head_or_prototypes(results)
         mean = figures_of(run)[result.name]["mean"]
         title = "" if result.title == "accuracy" else f"{result.title} "
         text = f"{name} {title}{value_text(result, mean)}"

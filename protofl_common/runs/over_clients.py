@@ -259,6 +259,7 @@ def _missing_metrics(final: RoundRow, tested: Sequence[str], wanted: str) -> Ite
         without = []
         for site in tested:
             metrics = final["clients"][site].get("metrics", {})
+            # their names are "head/auc", or "head/label-auc/7" where each class has a figure
             if not any(f"/{metric}" in name for name in metrics):
                 without.append(site)
         if without:

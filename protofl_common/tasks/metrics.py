@@ -185,7 +185,10 @@ def auc_errors_by_label(scores_NL: Scores, labels_NL: Labels) -> dict[str, float
 def _auc_error(holds_K: NDArray[np.bool_], scores_K: Scores) -> float:
     """Return the standard error of the AUC of a label that ``holds_K`` for some of K samples.
 
-    NaN if fewer than two have it, or lack it: two variances are estimated.
+    By DeLong et al. (1988): the AUC is the mean share of samples without the label that a sample
+    with it scores above. These shares vary from sample to sample, as do those of the samples
+    without the label, and both variances add up. NaN if fewer than two samples have the label, or
+    lack it, as a variance needs two.
     """
     from scipy.stats import rankdata
 
@@ -195,8 +198,11 @@ def _auc_error(holds_K: NDArray[np.bool_], scores_K: Scores) -> float:
     if min(m, n) < 2:
         return math.nan
     ranks_K = rankdata(scores_K)
-    # of each sample with the label, the share of those without it that score less; and conversely
+    # A sample's rank among all, less its rank among its own kind, is the number of samples of the
+    # other kind that score less (a tie counts one half).
+    # of each sample with the label: the share of those without it that score less
     shares_below = (ranks_K[holds_K] - rankdata(with_label)) / n
+    # of each sample without the label: the share of those with it that score more
     shares_above = 1 - (ranks_K[~holds_K] - rankdata(without_label)) / m
     return math.sqrt(shares_below.var(ddof=1) / m + shares_above.var(ddof=1) / n)
 

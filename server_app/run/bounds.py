@@ -67,11 +67,13 @@ def bounds_of(settings: Settings, cards: Collection[SiteCard]) -> Bounds:
     liars = _expected_liars(settings, cards)
     chosen = settings.bounds
     if chosen.merging != "auto":
-        for_weights = for_prototypes = Aggregator(chosen.merging, chosen.trim_fraction)
+        by_setting = Aggregator(chosen.merging, trim=chosen.trim_fraction)
+        for_weights = for_prototypes = by_setting
     else:
         for_weights = for_prototypes = MEAN
-        if liars and _averages_what_is_comparable(settings, cards, liars):
-            for_prototypes = Aggregator("trimmed-mean", liars)
+        if liars and _averages_comparable_prototypes(settings, cards, liars):
+            # a ``trim`` of 1 or more is a number: so many values are left out at each end
+            for_prototypes = Aggregator("trimmed-mean", trim=liars)
 
     default = AGAINST_LIARS if liars else Bounds()
     return Bounds(
@@ -100,16 +102,15 @@ def _expected_liars(settings: Settings, cards: Collection[SiteCard]) -> int:
     return 1 if asked >= MIN_CLIENTS_FOR_MEDIAN else 0
 
 
-def _averages_what_is_comparable(
+def _averages_comparable_prototypes(
     settings: Settings, cards: Collection[SiteCard], liars: int
 ) -> bool:
     """Return whether the server averages prototypes whose coordinates mean the same at all sites.
 
     Only such means are trimmed by default. As many as ``liars`` of the ``cards`` may be false.
-    Coordinates of features from networks with nothing in
-    common cannot be compared: their median is close to zero. Weights, and vectors that a server
-    trains on or clusters, are not trimmed, as that costs accuracy where honest sites have different
-    classes.
+    Coordinates of features from networks with nothing in common cannot be compared: their median is
+    close to zero. Weights, and vectors that a server trains on or clusters, are not trimmed, as
+    that costs accuracy where honest sites have different classes.
     """
     if not settings.row.averages_prototypes:
         return False

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from protofl_common.runs.figures import by_head
+from protofl_common.runs.figures import of_head_or_prototypes
 from protofl_common.runs.folder import RunFolder
 from protofl_common.tools.tables.plan import plan
 from protofl_common.tools.tables.spec import read_table
@@ -61,7 +61,7 @@ def curve_of(folder: Path) -> Curve | None:
     accuracies = []
     for row in run.each_row():
         if row["accuracy"]:
-            accuracies.append(100 * by_head(row["accuracy"])["mean"])
+            accuracies.append(100 * of_head_or_prototypes(row["accuracy"])["mean"])
     return Curve.of(accuracies)
 
 

@@ -252,7 +252,7 @@ def test_a_second_node_of_the_same_name_does_not_displace_a_living_one(tmp_path,
 
 
 def test_who_takes_the_name_of_a_site_that_is_away_does_not_keep_it(tmp_path, capsys):
-    """It has the name until the site's own node is back.
+    """The other node has the name until the site's own node is back.
 
     In a study that names the site's key it never has (`test_studies.py`).
     """
@@ -404,7 +404,7 @@ def test_a_slow_reply_is_counted_as_late_and_the_round_goes_on(tmp_path, secagg,
 
 
 def test_a_site_that_is_a_round_behind_is_not_said_to_rest(tmp_path, capsys):
-    """It misses each round's end, but its reply to the one before arrives: it is not silent."""
+    """The site misses each round's end, but its reply to the one before arrives then."""
     grids = []
     late = a_round_late(grids, rounds="1234")
 

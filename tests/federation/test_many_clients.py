@@ -52,7 +52,7 @@ def test_many_are_asked_in_turns_and_nothing_grows_with_them(tmp_path, monkeypat
     Prototypes of single clients are written in every other round and at the end. The run leaves
     what an ordinary one leaves, and the server's memory keeps no rows of clients.
     """
-    wanted = federate(tmp_path / "few", clients=3, rounds=3, **SMALL)
+    at_once = federate(tmp_path / "few", clients=3, rounds=3, **SMALL)
 
     monkeypatch.setattr(rounds, "SITES_AT_ONCE", 2)
     monkeypatch.setattr(membership, "SITES_AT_ONCE", 2)
@@ -61,26 +61,30 @@ def test_many_are_asked_in_turns_and_nothing_grows_with_them(tmp_path, monkeypat
     runs = []
 
     def remembered(*arguments):
-        runs.append(ActiveRun(*arguments))
-        return runs[0]
+        run = ActiveRun(*arguments)
+        runs.append(run)
+        return run
 
     monkeypatch.setattr("server_app.app.ActiveRun", remembered)
     asked = noting(monkeypatch, rounds, "_contents", argument=1)  # the sites
     introduced = noting(monkeypatch, membership, "push_each", argument=1)  # the messages
-    written = noting(monkeypatch, artifacts, "_write_owned", argument=3)  # the round
-    found = federate(tmp_path / "many", clients=3, rounds=3, **SMALL)
+    rounds_written = noting(monkeypatch, artifacts, "_write_owned", argument=3)  # the round
+    in_turns = federate(tmp_path / "many", clients=3, rounds=3, **SMALL)
 
     assert [len(messages) for messages in introduced] == [2, 1]
     # three rounds, and the final evaluation in two turns
     assert [list(sites) for sites in asked] == [SITES, SITES, SITES, SITES[:2], SITES[2:]]
-    assert written == [2, 3]
-    assert without_times(found.rows) == without_times(wanted.rows)
-    assert [row["clients"] for row in runs[0].rows] == [{}, {}, {}, {}]
-    assert [len(row["clients"]) for row in found.rows] == [3, 3, 3, 3]
+    assert rounds_written == [2, 3]
+    assert without_times(in_turns.rows) == without_times(at_once.rows)
+    (run,) = runs
+    assert [row["clients"] for row in run.rows] == [{}, {}, {}, {}]
+    assert [len(row["clients"]) for row in in_turns.rows] == [3, 3, 3, 3]
 
     cpu = torch.device("cpu")
-    found_tensors, found_facts = read_tensors(found.folder / "client-prototypes.safetensors", cpu)
-    tensors, facts = read_tensors(wanted.folder / "client-prototypes.safetensors", cpu)
+    found_tensors, found_facts = read_tensors(
+        in_turns.folder / "client-prototypes.safetensors", cpu
+    )
+    tensors, facts = read_tensors(at_once.folder / "client-prototypes.safetensors", cpu)
 
     assert found_facts == facts
     assert_equal(found_tensors, tensors)
@@ -95,8 +99,8 @@ def test_introductions_build_a_model_of_each_kind_once(tmp_path, monkeypatch):
         outcome = run_federation(config, clients=4)
         return [reply.content["site"] for _, reply in outcome.exchanged("query")]
 
-    class Never(dict[Any, Any]):
-        """Forgets at once what it is told."""
+    class KnowsNothing(dict[Any, Any]):
+        """Forgets at once what it is told, so that every client's model is built."""
 
         def __contains__(self, key):
             return False
@@ -107,9 +111,9 @@ def test_introductions_build_a_model_of_each_kind_once(tmp_path, monkeypatch):
 
     assert checked == ["cnn4"]
 
-    monkeypatch.setattr(introduction, "_KNOWN_MODELS", Never())
+    monkeypatch.setattr(introduction, "_KNOWN_MODELS", KnowsNothing())
     assert cards("each") == found
-    assert len(checked) == 1 + 4
+    assert len(checked) == 1 + 4  # the one before, and one for each of four clients
 
 
 def test_what_one_site_says_of_itself_does_not_flood_the_servers_log():

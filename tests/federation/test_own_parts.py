@@ -11,7 +11,7 @@ from torch import nn
 from protofl_common.models.trained import TrainedModel
 from protofl_common.tools.inference import Predictor
 from server_app.network.membership import FederationError
-from server_app.strategies import fedavg
+from server_app.strategies import base
 from tests.support.commands import export_model, output
 from tests.support.harness import (
     client_of,
@@ -428,13 +428,13 @@ def test_the_server_builds_no_network_that_only_a_client_names(tmp_path, nets):
 def test_heads_are_averaged_over_networks_that_clients_name(tmp_path, nets, monkeypatch):
     """LG-FedAvg averages heads, so the server builds a model without a body, of input shape ()."""
     shapes = []
-    build = fedavg.initial_model
+    build = base.initial_model
 
     def noting(arch, shape, *rest):
         shapes.append(shape)
         return build(arch, shape, *rest)
 
-    monkeypatch.setattr(fedavg, "initial_model", noting)
+    monkeypatch.setattr(base, "initial_model", noting)
     nodes = {
         0: {"partition-id": 0, "num-partitions": 2, "arch": f"{nets}:Tiny"},
         1: {"partition-id": 1, "num-partitions": 2, "arch": "mlp-1"},

@@ -202,12 +202,12 @@ def test_of_a_sum_two_peers_stay_to_its_end(tmp_path):
     hospitals = Hospitals(tmp_path, NAMES, ("st-mary", "university"))
     config = hospitals.study(rounds=1, min_clients=3, run_name="year")
 
-    assert ends_with_a_result(hospitals.federate(config, hospitals.nodes, 1))
+    assert ends_with_a_result(hospitals.federate(config, hospitals.nodes, run_id=1))
 
     south_is_lost = when(silent, MessageType.EVALUATE, node=SOUTH)
     said = "north: unmask: a sum with 1 sites that north knows, fewer than 2"
     with pytest.raises(FederationError, match=said):
-        hospitals.federate(config, hospitals.nodes, 2, south_is_lost)
+        hospitals.federate(config, hospitals.nodes, run_id=2, tamper=south_is_lost)
 
 
 def test_the_sites_that_nobody_knows_cannot_unmask(tmp_path):
@@ -216,7 +216,7 @@ def test_the_sites_that_nobody_knows_cannot_unmask(tmp_path):
     config = hospitals.study(rounds=1, min_clients=3, run_name="year")
 
     with pytest.raises(FederationError):
-        hospitals.federate(config, hospitals.nodes, 1)
+        hospitals.federate(config, hospitals.nodes, run_id=1)
 
     row, *_ = RunFolder(tmp_path / "runs-1/year").rows()
     refused = "share: a sum with 4 sites that {} does not know, of 7"
@@ -226,7 +226,7 @@ def test_the_sites_that_nobody_knows_cannot_unmask(tmp_path):
 
 
 def test_a_site_that_accepts_no_weights_takes_part_where_vectors_are_sent():
-    """It takes no part where the server sends weights, alone or beside vectors."""
+    """The site takes no part where the server sends weights, alone or beside vectors."""
     node = {"site-name": "north", "accept-weights": False}
     for algo in ("fedavg", "protofed", "scaffold", "fedkd"):
         refused = refusal({"algo": algo}, node)
@@ -254,7 +254,7 @@ def test_strangers_are_counted_on_for_no_noise(friends, strangers, tmp_path):
     config = hospitals.study(rounds=1, run_name="year", **noise, **gaussian)
 
     with suppress(FederationError):
-        hospitals.federate(config, hospitals.nodes, 1)
+        hospitals.federate(config, hospitals.nodes, run_id=1)
 
     row, *_ = RunFolder(tmp_path / "runs-1/year").rows()
     refused = "a sum may have 2 sites that this one knows (node config: peers)"

@@ -688,11 +688,11 @@ def test_a_site_keeps_one_account_over_all_runs_and_stays_within_it(algo, tmp_pa
 
     assert not run_federation(first, nodes=nodes, run_id=1).trouble
 
-    def assert_second_is_refused(kind, reason):
-        """The second run is refused, before its first round, with this line in a site's log."""
-        with pytest.raises(FederationError, match=kind):
+    def assert_second_is_refused(told_to_server, in_log):
+        """The second run is refused before its first round, with these words (patterns)."""
+        with pytest.raises(FederationError, match=told_to_server):
             run_federation(second, nodes=nodes, run_id=2)
-        assert re.search(reason, capfd.readouterr().err)
+        assert re.search(in_log, capfd.readouterr().err)
 
     spent = "require-dp, over all runs, = 3.3: this message would bring .* a run of smaller "
     spent += "dp-epsilon may still fit"

@@ -159,6 +159,7 @@ def test_who_is_the_farthest_depends_on_all_classes_of_a_client():
     sets = [Prototypes(torch.tensor([[x], [y]]), torch.tensor([0, 1])) for x, y in values]
 
     # by class 0 alone the third, x = 2, would be the farthest
+    # of each client two prototypes are left, of the fifth none
     assert left_of(sets, A_FIFTH) == [2, 2, 2, 2, 0]
 
 
@@ -554,7 +555,7 @@ def test_a_poisoned_buffer_moves_with_the_weights_and_no_farther():
     poisoned = 5
     sets[poisoned]["bn.running_var"] = torch.full((2,), 40.0)
 
-    clipped = clip_updates(sets, [start] * 6, 2.0)
+    clipped = clip_updates(sets, received=[start] * 6, ratio=2.0)
     merged = TRIMMED.merge_weights(clipped, [1 / 6] * 6)
 
     assert float(clipped[poisoned]["bn.running_var"].max()) < 3

@@ -563,10 +563,10 @@ def test_a_sum_begins_while_the_one_before_ends(tmp_path):
 
     def tamper(message, reply):
         meta = message.metadata
-        asked = (meta.message_type, meta.group_id, meta.dst_node_id)
-        if asked == ("query.unmask", "1", 1001):
+        question = (meta.message_type, meta.group_id, meta.dst_node_id)  # kind, round, node
+        if question == ("query.unmask", "1", 1001):
             reply.content.pop(NEXT_SUM)
-        if asked == ("query.unmask", "2", 1003):
+        if question == ("query.unmask", "2", 1003):
             next((tmp_path / "runs").rglob("site-2/secagg.json")).unlink()
         return reply
 
@@ -574,6 +574,7 @@ def test_a_sum_begins_while_the_one_before_ends(tmp_path):
 
     for kind in ("query.advertise", "query.share"):
         asked = {number: nodes_asked(outcome, kind, number) for number in (1, 2, 3, 4, 5)}
+        # rounds 3 and 5 were begun by the one before
         assert asked == {1: EVERYONE, 2: EVERYONE, 3: [], 4: EVERYONE, 5: []}
 
     assert not nodes_asked(outcome, "query.advertise_final", 5)
@@ -761,7 +762,7 @@ TRICKS = {
 
 
 def test_a_client_reveals_no_more_to_a_server_that_tries(tmp_path):
-    """It refuses every trick, so it answers each stage of a sum once; the run goes on."""
+    """The client refuses every trick, and so answers each stage of a sum once; the run goes on."""
     grids = []
     refusals = {}
 
@@ -889,7 +890,7 @@ def test_a_server_that_sends_one_site_its_model_and_the_others_zeros_gets_no_sum
             zeros = {name: raw(0 * values_of(array)) for name, array in arrays}
             message.content["weights"] = ArrayRecord(zeros)
 
-    change_sent(monkeypatch, None, 1, send_zeros)
+    change_sent(monkeypatch, node=None, number=1, change=send_zeros)
     config = small_config(tmp_path, algo="fedavg", rounds=3, secagg_threshold=0.6)
 
     with pytest.raises(FederationError, match=NOISE_AS_SUM):
@@ -917,7 +918,7 @@ def test_keys_that_a_server_chooses_to_send_to_one_site_alone_give_no_sum(tmp_pa
 
     monkeypatch.setattr(SecureSum, "_true_keys", keys_of_four)
     monkeypatch.setattr(SecureSum, "_true_shares", any_shares)
-    change_sent(monkeypatch, 1000, 1, show_all_keys)
+    change_sent(monkeypatch, node=1000, number=1, change=show_all_keys)
     config = small_config(tmp_path, algo="protofed", rounds=3, secagg_threshold=0.6)
 
     with pytest.raises(FederationError, match=NOISE_AS_SUM):

@@ -153,7 +153,7 @@ def test_masks_depend_on_which_round_was_the_best(tmp_path, monkeypatch):
         if "best" in message.content:  # the others share one record
             message.content["best"] = ConfigRecord({"after": 7, "on": ""})
 
-    change_sent(monkeypatch, VICTIM, 1, change_best)
+    change_sent(monkeypatch, node=VICTIM, number=1, change=change_best)
     rows = rows_of(tmp_path, rounds=3, keep_best=True, validation_fraction=0.3)
 
     assert rows[2]["void"]

@@ -92,7 +92,7 @@ def test_several_labels_are_learned(algo, tmp_path):
 def test_a_label_that_a_client_never_annotated_is_learned_from_others(tmp_path):
     """Each client annotates two of three labels (annotated-labels), and the model knows all three.
 
-    Metrics number labels in pairs: 1, 3 and 5 are that each of the three holds.
+    A metric names label l by the number 2 l + 1 of "label l holds" (2 l is "it does not hold").
     """
     config = config_of(
         tmp_path,
@@ -103,8 +103,8 @@ def test_a_label_that_a_client_never_annotated_is_learned_from_others(tmp_path):
     )
     outcome = run_federation(config, clients=3)
     by_label = outcome.rows[-1]["metrics"]
-    for label in (1, 3, 5):
-        assert by_label[f"head/label-auc/{label}"]["mean"] > 0.75
+    for label in range(3):
+        assert by_label[f"head/label-auc/{2 * label + 1}"]["mean"] > 0.75
 
 
 # -- data
@@ -217,7 +217,7 @@ def test_a_column_that_is_neither_label_nor_input_is_named(tmp_path, capsys):
 
 @pytest.mark.parametrize("drop", ["", "Mass"])
 def test_an_input_that_copies_a_label_is_named(drop, tmp_path, capsys):
-    """It is refused if it has the label's name, and named if it has the label's values.
+    """An input with the label's name is refused, one with the label's values is named.
 
     Beside a column of names, ``labels``, a column for a single label would be an input.
     """
@@ -269,8 +269,8 @@ def test_hugging_face_lists_the_labels_of_each_sample(tmp_path):
     by_name = {"a": columns["a"], "labels": [["Cough"], [], ["Mass", "Fluid"]]}
     datasets.Dataset.from_dict(by_name).save_to_disk(tmp_path / "texts")
     for name in ("named", "texts"):
-        read = labels_in(tmp_path, tmp_path, dataset=f"hf:{name}", label_map="Fluid=Effusion")
-        assert read == [[0, 0, 1], [0, 0, 0], [1, 1, 0]]
+        labels = labels_in(tmp_path, tmp_path, dataset=f"hf:{name}", label_map="Fluid=Effusion")
+        assert labels == [[0, 0, 1], [0, 0, 0], [1, 1, 0]]  # of Mass, Effusion and Cough
 
     by_name["labels"][1] = None
     datasets.Dataset.from_dict(by_name).save_to_disk(tmp_path / "gap")

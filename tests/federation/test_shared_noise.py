@@ -74,27 +74,31 @@ def test_the_sum_has_the_noise_of_one_site_and_the_ledger_the_epsilon_of_the_sum
 @pytest.mark.parametrize(("clip", "samples"), [
     (1.0, [37, 61, 50]),
     (3.7, [37, 61, 50]),
-    (250.0, [99_991, 61, 50]),  # n · w of a mean w has lowest bits that are no whole step
+    (250.0, [99_991, 61, 50]),  # n · w of a large mean w is a little off a whole step
 ])  # fmt: skip
 def test_a_sum_adds_up_what_sites_send_to_the_step(clip, samples):
     """The sum of what sites send is exactly the sum of their noisy moments, n · w of each.
 
-    A site's numbers are not rounded to another grid: its noise is whole in steps of this one.
+    Each kind of moments has its own unit, and its sums and their noise are whole multiples of it.
+    What is sent is rounded to the finest of these units, which divides them all, so that rounding
+    changes nothing and shows nothing beside the noise.
     """
     torch.manual_seed(0)
-    step = release.finest_unit_of_moments(clip)
+    noise_multiplier = 3.0
+    finest_unit = release.finest_unit_of_moments(clip)
     totals = {}
     exact = {}
     for n in samples:  # of one site each
         moments = ClassMoments(3, 5)  # of three classes, in five features
-        features = torch.randn(n, 5) * 2 * clip
+        features = torch.randn(n, 5) * 2 * clip  # many are longer than ``clip``
         labels = torch.arange(n) % 3
-        release.private_moments(moments, features, labels, clip, 3.0, release.fresh_draw())
-        for name, value in moments.named_buffers():
-            unit = release.unit_of_moments(name, clip)
-            whole = sums.to_whole((n * value).numpy(), len(samples), step)
+        draw = release.fresh_draw()
+        release.private_moments(moments, features, labels, clip, noise_multiplier, draw)
+        for name, mean in moments.named_buffers():
+            whole = sums.to_whole((n * mean).numpy(), len(samples), finest_unit)
             totals[name] = totals.get(name, 0) + whole
-            exact[name] = exact.get(name, 0) + np.rint((n * value / unit).numpy()) * unit
+            unit = release.unit_of_moments(name, clip)
+            exact[name] = exact.get(name, 0) + np.rint((n * mean / unit).numpy()) * unit
     for name, total in totals.items():
         np.testing.assert_array_equal(sums.from_whole(total, len(samples)), exact[name])
 

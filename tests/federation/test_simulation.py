@@ -113,7 +113,7 @@ def test_an_error_of_ones_own_code_shows_its_traceback(tmp_path, monkeypatch):
 
 
 def test_a_wrong_setting_is_the_reason_itself(tmp_path):
-    """It is shown to people without a traceback."""
+    """The error of a setting is shown to people without a traceback."""
     said = "rounds = 0: must be a whole number at least 1"
     events = []
     ended = attempt(run_config(tmp_path, rounds=0), {"num-supernodes": 1}, events.append)

@@ -538,7 +538,7 @@ def test_an_approval_ends_with_its_runs_and_its_days(hospitals, monkeypatch):
 
 
 def test_an_approval_of_fewer_runs_than_have_begun_is_refused(hospitals):
-    """It would approve nothing, and stop the run that is under way."""
+    """Such an approval would cover no further run, and stop the one that is under way."""
     config = hospitals.config()
     study = Study.of(config).id
     hospitals.ask_and_decide(config, words="approve --runs 2")

@@ -107,6 +107,7 @@ class Result:
 
 Place = tuple[str, str]  # row and column
 Results = dict[Place, Result]
+NAMES_OF_A_CELL = (0, 1)  # the first columns of a table with a row for each cell: words, no numbers
 
 
 def result_of(cell: Cell, runs: Runs) -> Result:
@@ -258,19 +259,24 @@ def _notes(results: Results) -> list[str]:
 
 
 def differences(table: TableFile, results: Results) -> Table:
-    """Return the table of differences: how much each cell is above the one it is compared with.
+    """Return the table of differences: each cell's mean, and its gain over the reference.
 
-    That is the cell in the same column of the row that the table names as ``against``. Cells
-    without figures are left out.
+    The reference is the cell in the same column of the row that the table names as ``against``.
+    Cells without figures are left out.
     """
     entries = []
     for place, result in results.items():
         if result.values:
-            gain = _gain(table, place, results)
-            figures = result.values.values()
-            entries.append(Estimated(list(place), figures, result.decimals, gain))
+            gain = _gain_over_reference(table, place, results)
+            entry = Estimated(
+                names=list(place),
+                figures=result.values.values(),  # of all seeds
+                digits=result.decimals,
+                gain=gain,
+            )
+            entries.append(entry)
     heads = ("", "column", *ESTIMATED)
-    return Table(heads, estimate_rows(entries), table.note, words=(0, 1))
+    return Table(heads, estimate_rows(entries), table.note, words=NAMES_OF_A_CELL)
 
 
 def costs(table: TableFile, results: Results) -> Table:
@@ -279,10 +285,10 @@ def costs(table: TableFile, results: Results) -> Table:
     for place, result in results.items():
         if result.costs:
             rows.append([*place, *result.costs])
-    return Table(("", "column", *COSTS), rows, ABOUT_COSTS, words=(0, 1))
+    return Table(("", "column", *COSTS), rows, ABOUT_COSTS, words=NAMES_OF_A_CELL)
 
 
-def _gain(table: TableFile, place: Place, results: Results) -> Estimate | None:
+def _gain_over_reference(table: TableFile, place: Place, results: Results) -> Estimate | None:
     """Estimate how much a cell's figure is above that of the row ``against`` in the same column.
 
     Return None for the row ``against`` itself, and if the two cells cannot be compared.
@@ -313,7 +319,7 @@ def as_dict(table: TableFile, results: Results) -> dict[str, Any]:
     """Return a table and its results for JSON (docs/reference/commands.schema.json)."""
     cells = []
     for (row, column), result in results.items():
-        gain = _gain(table, (row, column), results)
+        gain = _gain_over_reference(table, (row, column), results)
         search = None
         if result.cell.found:
             trials = {"trials": table.trials, "seeds": list(table.trial_seeds)}

@@ -85,22 +85,24 @@ def test_evaluation_trains_nothing(algo, tmp_path):
 
 @pytest.mark.slow
 def test_with_few_clients_a_round_the_last_round_is_the_clients_own(tmp_path, monkeypatch):
-    """It is the one in which the client trained before, however many rounds it was not asked in."""
-    seen = {}  # client -> (round, its last round)
+    """`last_round` is the one in which the client trained before, however long ago that was."""
+    rounds_trained = {}  # client -> (round, its last round)
     fit = ClientAlgorithm.fit
 
     def noted(self):
-        seen.setdefault(self.client.name, []).append((self.round, self.last_round))
+        rounds_trained.setdefault(self.client.name, []).append((self.round, self.last_round))
         return fit(self)
 
     monkeypatch.setattr(ClientAlgorithm, "fit", noted)
     run_federation(run_config(tmp_path, rounds=5, participation=0.5, **SMALL), clients=4)
 
-    assert len(seen) > 2
+    assert len(rounds_trained) > 2
 
-    rounds_of = {name: [number for number, _ in of_client] for name, of_client in seen.items()}
+    rounds_of = {
+        name: [number for number, _ in of_client] for name, of_client in rounds_trained.items()
+    }
 
-    for name, of_client in seen.items():
+    for name, of_client in rounds_trained.items():
         *earlier_rounds, _last = rounds_of[name]
         assert [last for _, last in of_client] == [None, *earlier_rounds]
     assert any(rounds != [1, 2, 3, 4, 5] for rounds in rounds_of.values())
@@ -243,10 +245,10 @@ def test_own_prototypes_are_those_of_the_training_classes(tmp_path, monkeypatch)
 
     Each of three clients has four classes, and two test samples.
     """
-    seen = []
+    evaluations = []  # samples and prototypes of each
 
     def noted(model, data, batch_size, task, known, **how):
-        seen.append((data, known))
+        evaluations.append((data, known))
         return evaluate(model, data, batch_size, task, known, **how)
 
     monkeypatch.setattr("client_app.app.evaluate", noted)
@@ -257,7 +259,7 @@ def test_own_prototypes_are_those_of_the_training_classes(tmp_path, monkeypatch)
         "models": "mnist-cnn",
     }
     run_federation(run_config(tmp_path, predict_among="own", **few), clients=3)
-    final_evaluations = seen[-3:]  # of the three clients
+    final_evaluations = evaluations[-3:]  # the last one of each of the three clients
 
     assert len(final_evaluations) == 3
     for tested, known in final_evaluations:

@@ -31,10 +31,10 @@ TRIES = 40
 
 
 def neighbours():
-    """Yield features [N, 2], labels [N] and owners [N] of seven persons, and a number of rows.
+    """Yield features [N, 2], labels [N] and owners [N] of seven persons, and two slices of these.
 
-    So many rows at the front are of the first six persons. Half of the time the samples of the
-    last one all pull in one direction, as strongly as they can.
+    The first slice has the rows of six persons, the second those of all seven. Half of the time the
+    samples of the last person all pull in one direction, as strongly as they can.
     """
     for seed in range(TRIES):
         draw = np.random.default_rng(seed)
@@ -53,7 +53,7 @@ def neighbours():
             torch.from_numpy(np.concatenate([features, more])).float(),
             torch.from_numpy(np.concatenate([labels, more_labels])),
             np.concatenate([owners, np.full(number, 6)]),
-            len(labels),
+            (slice(len(labels)), slice(None)),
         )
 
 
@@ -88,10 +88,10 @@ def protection(owners):
 @pytest.mark.usefixtures("without_noise")
 def test_a_person_adds_to_class_sums_and_counts_as_one_sample():
     """The sums behind the means get the noise; with the count, one sample has a length of √2."""
-    for features, labels, owners, before in neighbours():
-        tables = []
+    for features, labels, owners, of_six_and_of_seven in neighbours():
+        tables = []  # [C, 3] of six persons, and of seven: a class's sum of features, and its count
         counts = []
-        for rows in (slice(before), slice(None)):
+        for rows in of_six_and_of_seven:
             made = protection(owners[rows]).class_means(features[rows], labels[rows], CLASSES)
             sums = torch.zeros(CLASSES, 3, dtype=torch.float64)
             sums[made.labels, :2] = made.means.double() * made.counts[:, None]
@@ -99,27 +99,37 @@ def test_a_person_adds_to_class_sums_and_counts_as_one_sample():
             tables.append(sums)
             counts.append(protection(owners[rows]).class_counts(labels[rows], CLASSES))
 
-        assert float((tables[1] - tables[0]).norm()) <= 2**0.5 * (1 + 1e-5)
-        assert float((counts[1] - counts[0]).norm()) == 1
-        assert float(counts[1].sum()) == 7
+        table_of_six, table_of_seven = tables
+        assert float((table_of_seven - table_of_six).norm()) <= 2**0.5 * (1 + 1e-5)
+
+        counts_of_six, counts_of_seven = counts
+        assert float((counts_of_seven - counts_of_six).norm()) == 1
+        assert float(counts_of_seven.sum()) == 7
 
 
 @pytest.mark.usefixtures("without_noise")
 def test_a_person_adds_to_moments_as_one_sample():
-    """A sample's counts, sum and second moments, weighted by `MOMENT_PARTS`, have length 1."""
-    for features, labels, owners, before in neighbours():
-        sums = []
-        for rows in (slice(before), slice(None)):
+    """One person more moves the sums by a length of 1, which is what the noise is for.
+
+    The length is over counts, sums and second moments of features, each in its own unit (a power of
+    the clip length) and weighted by its part of the squared length (`MOMENT_PARTS`).
+    """
+    for features, labels, owners, of_six_and_of_seven in neighbours():
+        sums = []  # of six persons, and of seven
+        for rows in of_six_and_of_seven:
             moments = ClassMoments(CLASSES, 2)
             protection(owners[rows]).measure(moments, features[rows], labels[rows])
             persons = len(Persons(owners[rows]))
-            sums.append({name: persons * value for name, value in moments.named_buffers()})
-        squared = 0.0
-        for name, (part, power) in release.MOMENT_PARTS.items():
-            difference = (sums[1][name] - sums[0][name]) / CLIP**power
-            squared += part * float(difference.square().sum())
+            # moments are means over persons
+            sums.append({name: persons * mean for name, mean in moments.named_buffers()})
+        sums_of_six, sums_of_seven = sums
+        squared_length = 0.0
+        for name, (part, power_of_clip) in release.MOMENT_PARTS.items():
+            unit = CLIP**power_of_clip
+            moved = (sums_of_seven[name] - sums_of_six[name]) / unit
+            squared_length += part * float(moved.square().sum())
 
-        assert squared <= 1 + 1e-4
+        assert squared_length <= 1 + 1e-4
 
 
 @pytest.mark.slow
@@ -145,8 +155,8 @@ def test_a_person_adds_to_gradients_as_one_sample(at_once, monkeypatch):
         # the step is the sum of the gradients, divided by the persons
         return (start - model.body.weight.detach()).double() * len(persons)
 
-    for features, _, owners, before in neighbours():
-        without = step_of(features[:before], owners[:before])
+    for features, _, owners, (of_six, _) in neighbours():
+        without = step_of(features[of_six], owners[of_six])
         with_one_more = step_of(features, owners)
         assert float((with_one_more - without).norm()) <= CLIP * (1 + 1e-5)
 
@@ -176,11 +186,11 @@ def test_persons_are_drawn_each_by_itself_with_all_or_some_of_their_samples():
 
     A person comes with all samples, or with `SAMPLES_OF_A_PERSON` of them if there are more.
     """
-    sizes = np.array([1, 40] + [3] * 98)
+    sizes = np.array([1, 40] + [3] * 98)  # samples of each person
     owners = np.repeat(np.arange(100), sizes)
     np.random.default_rng(0).shuffle(owners)
     samples = Samples(torch.from_numpy(owners)[:, None].float(), torch.zeros(len(owners)).long())
-    numbers = []
+    persons_in_batches = []
     for _ in range(40):
         one = dp_step(linear(), 100, 20, persons=Persons(owners), dp="person")
 
@@ -189,7 +199,7 @@ def test_persons_are_drawn_each_by_itself_with_all_or_some_of_their_samples():
         generator = torch.Generator().manual_seed(1)
         for drawn, _, _ in one.batches(samples, 20, generator, drop_last=False):
             who, counts = np.unique(drawn[:, 0].long().numpy(), return_counts=True)
-            numbers.append(len(who))
+            persons_in_batches.append(len(who))
 
             assert one.sizes == counts.tolist()
 
@@ -197,9 +207,9 @@ def test_persons_are_drawn_each_by_itself_with_all_or_some_of_their_samples():
 
             assert counts.tolist() == wanted.tolist()
 
-    variance = 100 * 0.2 * 0.8
-    assert np.mean(numbers) == pytest.approx(20, abs=1.5)
-    assert np.std(numbers) == pytest.approx(variance**0.5, rel=0.25)
+    variance = 100 * 0.2 * 0.8  # of a binomial distribution
+    assert np.mean(persons_in_batches) == pytest.approx(20, abs=1.5)
+    assert np.std(persons_in_batches) == pytest.approx(variance**0.5, rel=0.25)
 
 
 def test_parts_of_a_batch_do_not_divide_a_person():

@@ -142,6 +142,7 @@ def test_one_sample_moves_a_metric_by_less_than_a_step_of_its_rounding():
                 changed_NC = scores_NC.copy()
                 changed_NC[sample] = np.eye(3)[predicted] * 100
                 after = METRICS_OF_TESTED[name](changed_NC, labels_N)
+                # of two classes with samples the smaller one has 20
                 assert abs(after - before) <= times / (2 * 20) + 1e-9
                 assert CLASSES_MOVED.get(name, 1) == times
 
@@ -177,7 +178,7 @@ def network_of(kind):
 @pytest.mark.parametrize("at_once", [1, 2**24])
 @pytest.mark.parametrize("network", ["convolution", "recurrent"])
 def test_the_sum_is_that_of_samples_taken_one_by_one(network, at_once, monkeypatch):
-    """So it is whether or not PyTorch can take them at once, and how many fit into memory."""
+    """It does not matter if PyTorch can take them at once, and how many fit into memory."""
     torch.manual_seed(0)
     model = network_of(network)
     inputs = torch.randn(7, 3, 5)
@@ -204,7 +205,8 @@ def test_the_sum_is_that_of_samples_taken_one_by_one(network, at_once, monkeypat
 
 class Recurrent(nn.GRU):
     def forward(self, inputs):
-        return super().forward(inputs.transpose(0, 1))[0][-1]
+        outputs_of_steps, _ = super().forward(inputs.transpose(0, 1))
+        return outputs_of_steps[-1]
 
 
 def test_no_sample_shapes_anothers_gradient():

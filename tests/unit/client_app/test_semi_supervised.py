@@ -102,7 +102,11 @@ def test_the_unlabelled_samples_have_a_term_of_their_own(algo, risk, tmp_path):
 
     one_of_each_class = torch.ones(10, dtype=torch.int64)
     expected = positive_unlabelled_risk(
-        some.logits, some.labels, one_of_each_class, 20, non_negative=risk == "non-negative"
+        some.logits,
+        some.labels,
+        labelled_C=one_of_each_class,
+        unlabelled=20,
+        non_negative=risk == "non-negative",
     )
 
     assert terms.pop("unlabelled").item() == pytest.approx(0.5 * expected.item(), rel=1e-6)
@@ -114,7 +118,7 @@ def test_the_unlabelled_samples_have_a_term_of_their_own(algo, risk, tmp_path):
 
 
 def test_a_batch_without_any_label_has_the_loss_of_unlabelled_samples_or_none(tmp_path):
-    """It has a loss only if unlabelled samples have a weight."""
+    """Such a batch has a loss only if unlabelled samples have a weight (pu-weight)."""
     unlabelled = slice(12, 16)
     without = algorithm(tmp_path)
 

@@ -37,7 +37,7 @@ def test_a_batch_says_which_samples_of_the_training_set_it_has():
     data = some_data()
     model = some_model()
     chosen = settings(local_epochs=3, lr=1e-9)  # so that the model stays what it is
-    seen = []
+    indices = []
 
     def watching(batch):
         assert torch.equal(batch.inputs, data.inputs[batch.index])
@@ -45,14 +45,14 @@ def test_a_batch_says_which_samples_of_the_training_set_it_has():
         assert batch.index.dtype == torch.int64
         assert torch.equal(batch.features, model.body(batch.inputs))
         assert torch.equal(batch.logits, model.head(batch.features))
-        seen.extend(batch.index.tolist())
+        indices.extend(batch.index.tolist())
         return cross_entropy(batch)
 
     train(step_of(model, watching, chosen, Step), data, chosen, seed=2)
 
-    assert len(seen) == 3 * len(data)
+    assert len(indices) == 3 * len(data)
 
-    epochs = [seen[start : start + len(data)] for start in range(0, len(seen), len(data))]
+    epochs = [indices[start : start + len(data)] for start in range(0, len(indices), len(data))]
 
     for epoch in epochs:
         assert sorted(epoch) == list(range(len(data)))
@@ -65,7 +65,7 @@ def step_of_two(model, other, loss, chosen):
 
 
 def test_an_algorithm_may_choose_its_epochs_and_every_module_of_the_step_trains():
-    """It chooses three epochs of two batches, where the settings have one epoch."""
+    """The algorithm chooses three epochs of two batches, where the settings have one epoch."""
     model = some_model()
     other = torch.nn.Linear(4, 4).eval()
     before = other.weight.detach().clone()
@@ -169,7 +169,7 @@ def test_a_loss_that_explodes_is_an_error_that_says_when_and_what_to_try():
 )
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_training_equals_a_plain_loop(optimizer, kind, strided):
-    """It does so too where gradients and weights are not laid out in memory alike.
+    """This also holds where gradients and weights are not laid out in memory alike.
 
     ``strided``: which of the two have their channels last ("" for neither).
     """
@@ -199,7 +199,7 @@ def test_training_equals_a_plain_loop(optimizer, kind, strided):
     generator = torch.Generator().manual_seed(7)
     total = 0.0
     for _ in range(2):
-        order = torch.randperm(23, generator=generator)
+        order = torch.randperm(len(data), generator=generator)
         for batch in order.split(10):
             loss = functional.cross_entropy(plain(data.inputs[batch]), data.labels[batch])
             step.zero_grad()
@@ -207,12 +207,13 @@ def test_training_equals_a_plain_loop(optimizer, kind, strided):
             step.step()
             total += loss.item() * len(batch)
 
-    assert losses["total"] == pytest.approx(total / 46, rel=1e-5)
+    samples_of_two_epochs = 2 * len(data)
+    assert losses["total"] == pytest.approx(total / samples_of_two_epochs, rel=1e-5)
     torch.testing.assert_close(ours.state_dict(), plain.state_dict())
 
 
 def test_gradients_of_what_the_optimizer_trains_beside_the_modules_begin_anew():
-    """So must those of Ditto's other model, or of a layer that another package's method trains.
+    """Ditto's other model is such a thing, or a layer that another package's method trains.
 
     The gradient of the term is 1, and each of two steps moves it by 0.5. If gradients were added
     up, the second step would move it by 1.
@@ -230,7 +231,7 @@ def test_gradients_of_what_the_optimizer_trains_beside_the_modules_begin_anew():
 
 @pytest.mark.parametrize("others", [{}, {"a": torch.zeros(())}])
 def test_a_term_that_is_no_single_number_is_named(others):
-    """It is named whether or not the loss has other terms beside it."""
+    """The term is named whether or not the loss has other terms beside it."""
 
     def loss(batch):
         return others | {"mine": batch.logits.square().mean(0)}

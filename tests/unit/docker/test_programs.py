@@ -177,7 +177,7 @@ def test_without_nodes_there_is_a_place_for_the_keys_that_sites_bring(tmp_path):
 
 
 def test_the_certificate_is_for_the_names_and_signed_by_the_authority(certs):
-    """It names the host and both addresses, is no authority itself, and TLS takes it."""
+    """The certificate names the host and both addresses, is no authority, and TLS takes it."""
     authority = x509.load_pem_x509_certificate((certs / "ca.crt").read_bytes())
     server = x509.load_pem_x509_certificate((certs / "server.crt").read_bytes())
     server.verify_directly_issued_by(authority)
@@ -284,7 +284,7 @@ def test_a_foreign_authority_is_refused(certs, tmp_path, capsys):
 
 
 def test_an_expired_authority_is_refused(tmp_path, monkeypatch, capsys):
-    """It is made to hold for no day."""
+    """The certificate of the authority is made to hold for no day."""
     monkeypatch.setattr(certificates, "CA_DAYS", 0)
     assert make(tmp_path / "old", "--server", "my.host") == 1
 

@@ -95,7 +95,7 @@ def mounts(service):
 
 @pytest.mark.parametrize("service", SERVICES)
 def test_a_container_can_do_no_more_than_it_must(service):
-    """It has no capabilities, a read-only root, and limits of memory, processes and log."""
+    """A container has no capabilities, a read-only root, limits of memory, processes and log."""
     facts = SERVICES[service]
     is_init = service == "init"  # which makes the volumes of the others, as root
 

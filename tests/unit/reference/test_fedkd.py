@@ -168,23 +168,23 @@ def test_two_rounds_equal_an_independent_script(start, end, tmp_path):
 
 
 def test_all_that_take_part_start_from_one_student(tmp_path, monkeypatch):
-    """They do whether a client was sent the student itself or its update.
+    """It makes no difference whether a client was sent the student itself or its update.
 
-    They do after a round that did not count (3), and after a lost reply (in 5). Four of six clients
-    are asked in each of seven rounds.
+    This also holds after a round that did not count (3), and after a lost reply (in 5). Four of six
+    clients are asked in each of seven rounds.
     """
-    started = {}
+    students = {}  # round -> the student that each client starts from
     fit = FedKD.fit
 
     def noted(self):
         student = {name: value.clone() for name, value in self.received.items()}
-        started.setdefault(self.round, []).append(student)
+        students.setdefault(self.round, []).append(student)
         return fit(self)
 
     def lose(message, reply):
         """Lose all replies of round 3, and the first of round 5."""
         number = int(message.metadata.group_id)
-        is_lost = number == 3 or (number == 5 and len(started[5]) == 1)
+        is_lost = number == 3 or (number == 5 and len(students[5]) == 1)
         return None if is_lost else reply
 
     monkeypatch.setattr(FedKD, "fit", noted)
@@ -203,7 +203,7 @@ def test_all_that_take_part_start_from_one_student(tmp_path, monkeypatch):
 
     assert len(outcome.rows) == 8
 
-    for number, (first, *others) in started.items():
+    for number, (first, *others) in students.items():
         assert len(others) == 3
         for other in others:
             plain.assert_close(other, first)
@@ -213,8 +213,9 @@ def test_all_that_take_part_start_from_one_student(tmp_path, monkeypatch):
         # there is no update before round 1, and none before 4, as round 3 did not count
         assert sent == ({"weights"} if number in (1, 4) else {"weights", "update"}), number
 
-    plain.assert_close(started[3][0], started[4][0])
-    assert not torch.equal(started[4][0]["head.weight"], started[5][0]["head.weight"])
+    in_round_3, in_round_4, in_round_5 = (students[number][0] for number in (3, 4, 5))
+    plain.assert_close(in_round_3, in_round_4)
+    assert not torch.equal(in_round_4["head.weight"], in_round_5["head.weight"])
 
 
 def test_a_site_that_lost_its_student_says_so_and_is_sent_it_again(tmp_path, capsys):

@@ -62,11 +62,11 @@ def test_it_takes_as_many_steps_as_fedavg(local_steps, sizes, tmp_path, monkeypa
 
     Batch normalisation counts both halves of each batch, and the one to which it adapts at the end.
     """
-    seen = []
+    sizes_of_batches = []
     step = MetaStep.__call__
 
     def noted(self, inputs, labels, index):
-        seen.append(len(labels))
+        sizes_of_batches.append(len(labels))
         return step(self, inputs, labels, index)
 
     monkeypatch.setattr(MetaStep, "__call__", noted)
@@ -79,7 +79,7 @@ def test_it_takes_as_many_steps_as_fedavg(local_steps, sizes, tmp_path, monkeypa
     }
     run = run_federation(run_config(tmp_path, algo="per-fedavg", **settings), clients=1)
 
-    assert seen == sizes
+    assert sizes_of_batches == sizes
     batches = set()
     for name, value in plain.model_left(run.folder, "site-0").items():
         if name.endswith("num_batches_tracked"):

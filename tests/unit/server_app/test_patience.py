@@ -8,7 +8,8 @@ MINUTE = 60.0
 def test_how_long_training_takes_does_not_follow_from_an_exchange_of_keys():
     """Times of one kind of message are not those of another; all queries are of one kind.
 
-    The server waits ``grace`` times as long as the site took before, and ``least`` seconds.
+    The server waits ``grace`` times as long as the site took before, and ``min_wait`` seconds at
+    least. The replies of other sites that have come in the meantime (``taken``) were fast.
     """
     times = ReplyTimes()
     times.note("query.advertise", "west", asked=0.0, answered=0.5)
@@ -17,13 +18,18 @@ def test_how_long_training_takes_does_not_follow_from_an_exchange_of_keys():
     assert not times.has("train")  # so the first training waits `round-timeout`
 
     times.note("train", "west", asked=1.0, answered=1.0 + 30 * MINUTE)
-    assert times.patience("train", [2 * MINUTE], ["west"], grace=3.0, min_wait=120.0) == 90 * MINUTE
-    assert times.patience("query.unmask", [0.5], ["west"], grace=3.0, min_wait=120.0) == 120.0
+
+    limits = {"grace": 3.0, "min_wait": 2 * MINUTE}
+    for_training = times.patience("train", taken=[2 * MINUTE], pending=["west"], **limits)
+    assert for_training == 3 * 30 * MINUTE
+    for_keys = times.patience("query.unmask", taken=[0.5], pending=["west"], **limits)
+    assert for_keys == 2 * MINUTE
 
 
 def waited_for(site, times):
     """Return how many seconds a round waits for a site when the others trained for a minute."""
-    return times.patience("train", [MINUTE], [site], grace=3.0, min_wait=120.0)
+    limits = {"grace": 3.0, "min_wait": 2 * MINUTE}
+    return times.patience("train", taken=[MINUTE], pending=[site], **limits)
 
 
 def test_a_site_that_was_given_up_has_the_time_it_needed_in_later_rounds():

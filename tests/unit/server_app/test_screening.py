@@ -42,7 +42,7 @@ def of_weights(value, counter=0):
 
 
 def test_an_upload_far_above_the_median_of_three_or_more_is_an_outlier():
-    """It is named with its length and the median; the limit is a multiple of the median."""
+    """The upload is named with its length and the median, of which the limit is a multiple."""
     payloads = {"a": of_norm(2), "b": of_norm(4), "c": of_norm(2001)}
 
     said = "prototypes of norm 2e+03, above 500 times the round's median of 4 (max-norm-ratio)"

@@ -202,10 +202,10 @@ def test_a_small_step_takes_one_thread(dim, batch, forward_rows, threads):
     layer, 0 for those of the minibatch.
     """
     layer = nn.Linear(dim, dim)
-    seen = set()
+    threads_in_steps = set()
 
     def loss(rows):
-        seen.add(torch.get_num_threads())
+        threads_in_steps.add(torch.get_num_threads())
         return layer(rows).square().mean()
 
     hparams = ServerTrainingHparams(server_epochs=1, server_lr=0.1, server_batch_size=batch)
@@ -213,5 +213,5 @@ def test_a_small_step_takes_one_thread(dim, batch, forward_rows, threads):
     rows = [torch.randn(100, dim)]
     train(loss, rows, optimizer, hparams, torch.Generator(), forward_rows=forward_rows)
 
-    assert seen == {threads}
+    assert threads_in_steps == {threads}
     assert torch.get_num_threads() == 4

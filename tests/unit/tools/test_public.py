@@ -35,8 +35,8 @@ DATA = DIGITS | {"total_samples": 100, "models": "cnn4"}
 
 def test_a_run_returns_its_results(tmp_path):
     """Accuracies, rounds and summary are those of the run's folder, and events came meanwhile."""
-    seen = []
-    places = {"out_dir": str(tmp_path), "on_event": seen.append}
+    events = []
+    places = {"out_dir": str(tmp_path), "on_event": events.append}
     run = public.run(algo="fedproto", clients=2, **places, **SMALL)
 
     assert run.folder.parent == tmp_path
@@ -46,13 +46,13 @@ def test_a_run_returns_its_results(tmp_path):
     assert len(run.rounds) == 3  # two rounds, and the final evaluation
     assert run.summary["rounds"] == 2
 
-    done = [event.row for event in seen if isinstance(event, public.events.RoundDone)]
+    done = [event.row for event in events if isinstance(event, public.events.RoundDone)]
 
     assert done == run.rounds[:2]
 
     result = figures.sentence([run.summary])
 
-    assert seen[-1] == public.events.Finished(run.folder, run.summary, result, report="")
+    assert events[-1] == public.events.Finished(run.folder, run.summary, result, report="")
 
     (run.folder / "summary.json").unlink()
 
@@ -108,7 +108,7 @@ def test_a_run_takes_arrays_as_data(tmp_path, capsys):
 
 
 def test_arrays_that_are_no_data_are_refused(tmp_path):
-    """They have another type, another number of labels or a missing one, or are no arrays."""
+    """Their type or their number of labels is wrong, a label is missing, or they are no arrays."""
     inputs, names = patients()
 
     tokens = inputs.astype(int) + 9  # whole numbers are words of texts, of which mlp-1 takes none
@@ -279,7 +279,7 @@ class SendsADictionary(Twice):
 
 
 def test_a_half_that_breaks_its_contract_is_refused(tmp_path, monkeypatch):
-    """It sends what is undeclared, sends no `Payload`, or returns no losses."""
+    """The client half sends what is undeclared, sends no `Payload`, or returns no losses."""
     undeclared = "odd is not declared for this direction; declared: prototypes"
 
     with pytest.raises(ValueError, match=undeclared):

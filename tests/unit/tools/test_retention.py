@@ -120,7 +120,7 @@ def database(path):
 
 @pytest.mark.slow
 def test_messages_of_old_runs_cannot_be_read_any_more(tmp_path, removed):
-    """They are gone from the bytes of the file, too; what other runs use stays."""
+    """The messages are gone from the bytes of the file, too; what other runs use stays."""
     link = database(tmp_path / "superlink.db")
     words = ("retain", "--runs", tmp_path, "--database", link)
 

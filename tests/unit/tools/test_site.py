@@ -273,7 +273,7 @@ def test_a_task_that_flower_has_taken_back_is_left_and_said_to_be_slow(method):
 
 
 def test_the_process_that_forks_is_started_again_when_it_has_died():
-    """It reads one task and ends; ``reconcile`` starts it again, but only then."""
+    """The process reads one task and ends; only then does ``reconcile`` start it again."""
     reads_one_line = "import sys; print(sys.stdin.readline(), file=sys.stderr)"
     executor = Executor(TaskType.CLIENT_APP, [], "fork")
     executor.command = [sys.executable, "-Sc", reads_one_line]

@@ -81,7 +81,7 @@ def test_a_run_that_waits_asks_for_its_worker():
 
 
 def test_a_run_that_was_killed_says_how_it_goes_on(tmp_path):
-    """It is interrupted in round 2 of 3; while a process works on it, nothing is said."""
+    """The run is interrupted in round 2 of 3; while a process works on it, nothing is said."""
     config = run_config(tmp_path, run_name="first", rounds=3, models="cnn4")
     with pytest.raises(KeyboardInterrupt):
         run_federation(config, clients=1, tamper=on_round(2, 1000, interrupted))
@@ -383,7 +383,7 @@ def test_a_site_that_runs_tells_its_operator_of_a_full_disk_and_of_a_certificate
 def test_a_certificate_of_the_superlink_that_does_not_hold_is_wrong(
     days, host, reason, door, tmp_path, monkeypatch
 ):
-    """It has expired, or is for another host; the check and the server's status say so."""
+    """The certificate has expired, or is for another host: the check and the status say so."""
     serve_tls(door, tmp_path, host, SERVER_DAYS=days)
     address = address_of(door)
     findings = findings_of_check("--superlink", address, "--root-certificates", "ca.crt", node=NODE)

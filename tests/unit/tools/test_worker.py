@@ -192,7 +192,7 @@ def test_no_process_shows_the_token_of_its_task(method, number, tmp_path):
     (worker.__file__, ["OUT-DIR", "mynets", "spawn"]),
 ])  # fmt: skip
 def test_the_process_of_a_task_reads_its_arguments(script, arguments, tmp_path):
-    """They come as a line on standard input; with --help it prints its options and ends."""
+    """Arguments come as a line on standard input; with --help the process prints its options."""
     arguments = [argument.replace("OUT-DIR", str(tmp_path)) for argument in arguments]
     command = [sys.executable, "-P", str(script), *arguments]
     env = os.environ | {"PYTHONPATH": str(app_folder())}

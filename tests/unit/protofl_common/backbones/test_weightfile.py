@@ -29,21 +29,23 @@ def file(tmp_path):
     return tmp_path / "own.json"
 
 
-def read(file):
+def load_weight_file(file):
     load_backbone.cache_clear()
     return load_backbone(f"file:small:{file}", torch.device("cpu"))
 
 
 @pytest.mark.parametrize("name", EMBEDDED)
 def test_embedded_weights_are_small_and_say_how_good_they_are(name):
-    assert (WEIGHTS / f"{name}.json").stat().st_size < LARGEST
-    assert json.loads((WEIGHTS / f"{name}.json").read_text())["made"]["held-out accuracy"][0] > 0.5
+    file = WEIGHTS / f"{name}.json"
+    assert file.stat().st_size < LARGEST
+    accuracies = json.loads(file.read_text())["made"]["held-out accuracy"]  # of each of its tasks
+    assert accuracies[0] > 0.5
 
 
 def test_round_trip(file):
     """The weights are rounded to float16, and their file is the same when it is written again."""
     torch.manual_seed(0)
-    network, backbone = SmallResNet(), read(file)
+    network, backbone = SmallResNet(), load_weight_file(file)
 
     assert (backbone.mean, backbone.std, backbone.size, backbone.width) == (
         (0.1, 0.2, 0.3),
@@ -80,7 +82,7 @@ def test_wrong_contents_are_refused(file, change):
     file.write_text(json.dumps(content))
 
     with pytest.raises(BackboneError, match=r"own\.json: cannot be had"):
-        read(file)
+        load_weight_file(file)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +92,7 @@ def test_other_files_are_refused(tmp_path, content):
     if content is not None:
         (tmp_path / "x.json").write_bytes(content)
     with pytest.raises(BackboneError, match=r"x\.json: cannot be had"):
-        read(tmp_path / "x.json")
+        load_weight_file(tmp_path / "x.json")
 
 
 @pytest.mark.parametrize(("change", "words"), [
@@ -110,4 +112,4 @@ def test_no_other_network_loads(tmp_path, change, words):
     write_weights(tmp_path / "x.json", state)
 
     with pytest.raises(BackboneError, match=words):
-        read(tmp_path / "x.json")
+        load_weight_file(tmp_path / "x.json")

@@ -36,45 +36,48 @@ def data_settings(cache_dir):
 
 
 @pytest.fixture
-def open_all(data_settings):
-    """``open_all(5, seed=1, partition="iid", …)``: the data of each of 5 clients."""
+def open_clients(data_settings):
+    """``open_clients(5, seed=1, partition="iid", …)``: the data of each of 5 clients."""
 
-    def open_(clients, *, seed=42, **changes):
+    def open_clients_(clients, *, seed=42, **changes):
         settings = data_settings(**changes)
         return [
             open_client_data(settings, seed=seed, partition=i, num_partitions=clients)
             for i in range(clients)
         ]
 
-    return open_
+    return open_clients_
 
 
 @pytest.fixture
-def read(data_settings):
-    """``read("arrays", folder, image_size=8)``: a data set, as a new process reads it.
+def read_dataset(data_settings):
+    """``read_dataset("arrays", folder, image_size=8)``: a data set, as a new process reads it.
 
     A process lists a folder's files once; here that listing is forgotten before every call.
     """
 
-    def read_(dataset, path="", **settings):
+    def read_dataset_(dataset, path="", **settings):
         data_key.cache_clear()
         return open_data(data_settings(dataset=dataset, data_dir=str(path), **settings))
 
-    return read_
+    return read_dataset_
 
 
 @pytest.fixture
-def opened(read, tmp_path):
-    """``opened("arrays", "a.csv", text)``: the data set of a file with these contents."""
+def write_and_read(read_dataset, tmp_path):
+    """``write_and_read("arrays", "a.csv", text)``: write the file, and read it as a data set.
 
-    def open_(dataset, name, contents, **settings):
+    The contents are a text, or a dictionary of arrays for a file of NumPy.
+    """
+
+    def write_and_read_(dataset, name, contents, **settings):
         if isinstance(contents, str):
             (tmp_path / name).write_text(contents, errors="surrogateescape")
         else:
             np.savez(tmp_path / name, **contents)
-        return read(dataset, tmp_path / name, **settings)
+        return read_dataset(dataset, tmp_path / name, **settings)
 
-    return open_
+    return write_and_read_
 
 
 def refused(said):

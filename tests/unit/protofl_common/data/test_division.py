@@ -18,22 +18,24 @@ from protofl_common.tasks import UNLABELLED
 from .conftest import WHOLE, counts, held, identities, refused
 
 
-def test_a_cap_on_tests_keeps_proportions_and_total_samples_are_drawn_before_dividing(open_all):
+def test_a_cap_on_tests_keeps_proportions_and_total_samples_are_drawn_before_dividing(open_clients):
     """``test_samples`` caps each client's tests, ``total_samples`` all data."""
-    for client in open_all(5, dataset="digit-domains", partition="feature-shift", test_samples=50):
+    for client in open_clients(
+        5, dataset="digit-domains", partition="feature-shift", test_samples=50
+    ):
         assert len(client.train_labels) == 30  # as `data_settings` has it
         # 50 of ten classes that are equally large: about 5 of each
         assert set(np.bincount(client.test_labels)) <= {4, 5, 6}
         assert len(client.test_labels) == 50
 
-    everyone = open_all(4, dataset="digits", partition="iid", total_samples=100, **WHOLE)
+    everyone = open_clients(4, dataset="digits", partition="iid", total_samples=100, **WHOLE)
     assert [counts(client).sum() for client in everyone] == [25] * 4
 
 
-def test_an_official_test_part_is_divided_by_classes_and_capped_alike(open_all, mnist_dir):
+def test_an_official_test_part_is_divided_by_classes_and_capped_alike(open_clients, mnist_dir):
     """Each client is tested on the official test samples of its classes."""
     official = {"dataset": "mnist", "data_dir": str(mnist_dir), "test_from": "official"}
-    everyone = open_all(5, **official, partition="pathological", **WHOLE)
+    everyone = open_clients(5, **official, partition="pathological", **WHOLE)
     assert sorted(trained_numbers(everyone)) == list(range(400))
     for client in everyone:
         classes = held(client)
@@ -41,7 +43,7 @@ def test_an_official_test_part_is_divided_by_classes_and_capped_alike(open_all, 
         assert sorted(numbers(client.test_inputs)) == of_its_classes
 
     caps = {"train_samples": 20, "test_samples": 30, "total_samples": 390}
-    for client in open_all(5, **official, partition="iid", **caps):
+    for client in open_clients(5, **official, partition="iid", **caps):
         assert (np.bincount(client.train_labels) == 2).all()
         assert (np.bincount(client.test_labels) == 3).all()
 
@@ -59,14 +61,14 @@ def trained_numbers(clients):
     return numbers(np.concatenate([client.train_inputs for client in clients]))
 
 
-def test_the_official_test_part_for_everybody(open_all, data_settings, mnist_dir):
+def test_the_official_test_part_for_everybody(open_clients, data_settings, mnist_dir):
     """Clients of two classes each are tested on all ten, and so is a site with data of its own.
 
     Training shares are as with ``official``. The test part is in memory once, for all clients.
     """
     same = {"dataset": "mnist", "data_dir": str(mnist_dir), "partition": "pathological", **WHOLE}
-    everyone = open_all(5, **same, test_from="official-all")
-    tested_on_their_classes = open_all(5, **same, test_from="official")
+    everyone = open_clients(5, **same, test_from="official-all")
+    tested_on_their_classes = open_clients(5, **same, test_from="official")
     for client, official in zip(everyone, tested_on_their_classes, strict=True):
         assert numbers(client.test_inputs) == list(range(400, 500))
         assert_array_equal(client.test_labels, np.arange(100) % 10)
@@ -84,45 +86,45 @@ def test_the_official_test_part_for_everybody(open_all, data_settings, mnist_dir
 
 
 def test_a_cap_on_the_test_part_for_everybody_is_balanced_common_and_of_the_seed(
-    open_all, mnist_dir
+    open_clients, mnist_dir
 ):
     """All clients have the same 30 test samples, three of each class."""
     same = {"dataset": "mnist", "data_dir": str(mnist_dir), "partition": "iid"}
     same |= {"test_from": "official-all", "test_samples": 30}
 
-    first, second, third = open_all(3, **same)
-    of_another_seed = open_all(3, seed=7, **same)[0]
+    first, second, third = open_clients(3, **same)
+    of_another_seed = open_clients(3, seed=7, **same)[0]
 
     assert (np.bincount(first.test_labels) == 3).all()
     assert numbers(first.test_inputs) == numbers(second.test_inputs) == numbers(third.test_inputs)
     assert numbers(of_another_seed.test_inputs) != numbers(first.test_inputs)
 
 
-def test_balanced_tests_have_every_class_as_often_of_what_nobody_trains_on(open_all, mnist_dir):
+def test_balanced_tests_have_every_class_as_often_of_what_nobody_trains_on(open_clients, mnist_dir):
     """The made-up MNIST has 50 images of a class: 30 to divide, 20 to test on."""
     same = {"dataset": "mnist", "data_dir": str(mnist_dir), **WHOLE}
     same |= {"partition": "dirichlet", "alpha": 0.5}
     same |= {"test_from": "balanced", "train_fraction": 0.6}
 
-    everyone = open_all(5, **same)
+    everyone = open_clients(5, **same)
     trained = trained_numbers(everyone)
     assert np.bincount(np.array(trained) % 10).tolist() == [30] * 10
     for client in everyone:
         assert sorted(numbers(client.test_inputs) + trained) == list(range(500))
 
-    capped = open_all(5, **same | {"test_samples": 30})
+    capped = open_clients(5, **same | {"test_samples": 30})
     for client in capped:
         assert np.bincount(client.test_labels).tolist() == [3] * 10
         assert not set(numbers(client.test_inputs)) & set(trained)
     assert numbers(capped[0].test_inputs) != numbers(capped[1].test_inputs)
 
 
-def test_balanced_tests_are_of_ones_own_domain_however_skewed_the_training_share(open_all):
+def test_balanced_tests_are_of_ones_own_domain_however_skewed_the_training_share(open_clients):
     """Two clients of one domain share their test samples: ten of each class."""
     skewed = {"dataset": "digit-domains", "partition": "feature-label-shift", "alpha": 0.3}
     skewed |= {"clients_per_domain": "2,1,1,1,1", **WHOLE}
 
-    everyone = open_all(6, **skewed, test_from="balanced", train_fraction=0.8)
+    everyone = open_clients(6, **skewed, test_from="balanced", train_fraction=0.8)
 
     for client in everyone:
         trained = np.bincount(client.train_labels, minlength=10)
@@ -134,14 +136,14 @@ def test_balanced_tests_are_of_ones_own_domain_however_skewed_the_training_share
     assert not identities(first.test_inputs) & identities(second.train_inputs)
 
 
-def test_validation_samples_are_taken_from_training_and_change_nothing_else(open_all):
+def test_validation_samples_are_taken_from_training_and_change_nothing_else(open_clients):
     """A fifth of each client's training samples is set aside."""
     same = {"dataset": "digit-domains", "partition": "dirichlet", **WHOLE}
     same |= {"alpha": 0.5, "total_samples": 600}
 
-    everyone = open_all(4, **same, validation_fraction=0.2)
+    everyone = open_clients(4, **same, validation_fraction=0.2)
 
-    without_validation = open_all(4, **same)
+    without_validation = open_clients(4, **same)
     for client, without in zip(everyone, without_validation, strict=True):
         assert len(without.validation_labels) == 0
         assert_array_equal(client.test_inputs, without.test_inputs)
@@ -152,20 +154,20 @@ def test_validation_samples_are_taken_from_training_and_change_nothing_else(open
         assert set(client.train_labels) == set(without.train_labels)
 
 
-def test_which_samples_are_for_validation_is_of_the_seed(open_all):
+def test_which_samples_are_for_validation_is_of_the_seed(open_clients):
     """The same seed sets the same samples aside, and another seed others."""
     same = {"dataset": "digits", "partition": "iid", "validation_fraction": 0.2}
     one_of_four = 2
-    first = open_all(4, **same)[one_of_four]
-    again = open_all(4, **same)[one_of_four]
-    of_another_seed = open_all(4, **same, seed=7)[one_of_four]
+    first = open_clients(4, **same)[one_of_four]
+    again = open_clients(4, **same)[one_of_four]
+    of_another_seed = open_clients(4, **same, seed=7)[one_of_four]
     assert_array_equal(first.validation_inputs, again.validation_inputs)
     assert not np.array_equal(first.validation_inputs, of_another_seed.validation_inputs)
 
 
-def test_a_share_may_be_too_small_for_a_validation_sample(open_all):
+def test_a_share_may_be_too_small_for_a_validation_sample(open_clients):
     small = {"dataset": "digits", "partition": "iid", "train_samples": 4}
-    for client in open_all(3, **small, validation_fraction=0.1):  # 0.4 of a sample
+    for client in open_clients(3, **small, validation_fraction=0.1):  # 0.4 of a sample
         assert len(client.train_labels) == 4
         assert client.validation_inputs.shape == (0, 1, 8, 8)
 
@@ -200,11 +202,11 @@ def test_what_is_labelled_at_a_rate_is_labelled_at_every_larger_one():
     assert all(small < large for small, large in pairwise(labelled))
 
 
-def test_hiding_labels_changes_only_training_labels(open_all):
+def test_hiding_labels_changes_only_training_labels(open_clients):
     """With ``positive_rate`` 0.1 a tenth of each class stays labelled."""
     same = {"dataset": "digit-domains", "partition": "feature-shift", "train_samples": 0}
-    labelled = open_all(5, **same)
-    hidden = open_all(5, **same, positive_rate=0.1)
+    labelled = open_clients(5, **same)
+    hidden = open_clients(5, **same, positive_rate=0.1)
 
     for whole, client in zip(labelled, hidden, strict=True):
         assert_array_equal(client.train_inputs, whole.train_inputs)
@@ -220,19 +222,19 @@ def test_hiding_labels_changes_only_training_labels(open_all):
         assert_array_equal(np.bincount(known), tenth_of_each_class)
 
 
-def test_which_labels_are_hidden_depends_on_seed_and_client_alone(open_all, cache_dir):
+def test_which_labels_are_hidden_depends_on_seed_and_client_alone(open_clients, cache_dir):
     """Three clients with two seeds have six different choices."""
     same = {"dataset": "digits", "partition": "iid", "train_samples": 0, "positive_rate": 0.2}
-    first = open_all(3, **same)
-    for client, again in zip(first, open_all(3, **same), strict=True):
+    first = open_clients(3, **same)
+    for client, again in zip(first, open_clients(3, **same), strict=True):
         assert_array_equal(client.train_labels, again.train_labels)
 
-    of_another_seed = open_all(3, seed=7, **same)
+    of_another_seed = open_clients(3, seed=7, **same)
     known = [client.train_labels != UNLABELLED for client in (*first, *of_another_seed)]
     assert len({mask.tobytes() for mask in known}) == 6  # all differ
 
     before = set(cache_dir.iterdir())
-    open_all(3, **same | {"positive_rate": 0.3})  # rates share one division in the cache
+    open_clients(3, **same | {"positive_rate": 0.3})  # rates share one division in the cache
     assert set(cache_dir.iterdir()) == before
 
 

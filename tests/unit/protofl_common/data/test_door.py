@@ -41,7 +41,7 @@ def test_what_training_refuses_prediction_refuses(value, said):
 
 
 def test_a_model_is_given_what_its_card_says(capsys):
-    """It is given numbers of its type and shape; a gap only if the card says how to fill it."""
+    """Inputs have the card's type and shape, and gaps only if it says how to fill them."""
     assert inputs_for(TABLE, [[-1, 2]]).tolist() == [[-1, 2]]
     with_gradient = torch.ones(2, 2, dtype=torch.bfloat16, requires_grad=True)
     assert inputs_for(TABLE, with_gradient).dtype == np.float32
@@ -64,7 +64,7 @@ def test_channels_last_are_refused_whatever_the_shape(shape):
 
 
 def test_signals_of_more_channels_than_steps_are_said(capsys):
-    """They may be signals with the channels last, or grey images without a channel."""
+    """Such arrays may be signals with the channels last, or grey images without a channel."""
     from_arrays({"inputs": np.eye(18).reshape(2, 9, 18), "labels": [0, 1]}, "here")
     assert not capsys.readouterr().err
     from_arrays({"inputs": np.eye(18).reshape(2, 18, 9), "labels": [0, 1]}, "here")
@@ -185,11 +185,11 @@ def test_labels_that_are_classes(capsys):
     assert "here: client: 'P1', 'p1' are alike" in capsys.readouterr().err
 
 
-def test_a_number_with_zeros_before_it_is_a_name(opened):
-    """Such as the folders of GTSRB, which a manifest lists: ``classes`` must find them."""
+def test_a_number_with_zeros_before_it_is_a_name(write_and_read):
+    """Classes keep their zeros, as folders of GTSRB have them, so that ``classes`` finds them."""
     rows = "".join(f"{number},{number % 2:02}\n" for number in range(8))
-    assert opened("arrays", "t.csv", f"a,label\n{rows}").classes == ("00", "01")
-    assert opened("arrays", "t.csv", f"a,label\n{rows}", classes="00,01,02").labels[1] == 1
+    assert write_and_read("arrays", "t.csv", f"a,label\n{rows}").classes == ("00", "01")
+    assert write_and_read("arrays", "t.csv", f"a,label\n{rows}", classes="00,01,02").labels[1] == 1
 
 
 # -- text files
@@ -197,24 +197,24 @@ OPEN_QUOTE = 'a,label\n1,x\n2,y\n3,"x\n4,y\n5,x\n'
 
 
 @pytest.mark.parametrize("dataset", ["arrays", "text-csv"])
-def test_a_quote_without_its_pair_is_named_by_its_lines(opened, dataset):
+def test_a_quote_without_its_pair_is_named_by_its_lines(write_and_read, dataset):
     with refused("the row that begins in line 4 cannot be read, up to line 6"):
-        opened(dataset, "t.csv", OPEN_QUOTE)
+        write_and_read(dataset, "t.csv", OPEN_QUOTE)
     with refused("line 4 has 'x; 4,y; 5,x; 6,y': a name has no line break"):
-        opened(dataset, "t.csv", f'{OPEN_QUOTE}6,y"\n')
+        write_and_read(dataset, "t.csv", f'{OPEN_QUOTE}6,y"\n')
 
 
-def test_the_lines_of_a_text_file_are_counted_and_repeated_names_refused(opened, capsys):
-    data = opened("text-csv", "t.csv", 'label,text\nx,"one\ntwo"\ny,three\n')
+def test_the_lines_of_a_text_file_are_counted_and_repeated_names_refused(write_and_read, capsys):
+    data = write_and_read("text-csv", "t.csv", 'label,text\nx,"one\ntwo"\ny,three\n')
     assert data.notes[0].endswith("t.csv: 2 rows in 4 lines")
     assert data.notes[0] in capsys.readouterr().err
     with refused("line 3: is the row of names again"):
-        opened("arrays", "t.csv", "a,label\n1,x\na,label\n2,y\n")
+        write_and_read("arrays", "t.csv", "a,label\n1,x\na,label\n2,y\n")
 
 
 @pytest.mark.parametrize("first", ["", "sep=;\n"])
-def test_semicolons_with_decimal_commas_are_read(opened, first):
-    data = opened("arrays", "t.csv", f'{first}a;"b;c, d";label\n1,5;2;x\n-,25;3e2;y\n')
+def test_semicolons_with_decimal_commas_are_read(write_and_read, first):
+    data = write_and_read("arrays", "t.csv", f'{first}a;"b;c, d";label\n1,5;2;x\n-,25;3e2;y\n')
     assert data.inputs.tolist() == [[1.5, 2], [-0.25, 300]]
     assert data.columns == ("a", "b;c, d")
 
@@ -224,39 +224,39 @@ def test_semicolons_with_decimal_commas_are_read(opened, first):
     ("1.234;18,5;x\n850;19,5;y\n", "line 2, column 'a': '1.234'"),  # German thousands
     ("1.234,50;7;x\n2;8;y\n", "line 2, column 'a': '1.234,50'"),
 ])  # fmt: skip
-def test_a_sign_that_may_stand_between_thousands_makes_no_number(rows, unclear, opened):
+def test_a_sign_that_may_stand_between_thousands_makes_no_number(rows, unclear, write_and_read):
     with refused(f"{unclear} may be thousands or decimals"):
-        opened("arrays", "t.csv", f"a;b;label\n{rows}")
+        write_and_read("arrays", "t.csv", f"a;b;label\n{rows}")
 
 
-def test_other_columns_show_that_commas_are_decimal_ones(opened):
-    data = opened("arrays", "t.csv", "a;b;label\n1,234;18,5;x\n2,500;19,5;y\n")
+def test_other_columns_show_that_commas_are_decimal_ones(write_and_read):
+    data = write_and_read("arrays", "t.csv", "a;b;label\n1,234;18,5;x\n2,500;19,5;y\n")
     assert data.inputs.tolist() == np.float32([[1.234, 18.5], [2.5, 19.5]]).tolist()
 
 
-def test_names_with_any_sign_can_be_columns_and_be_dropped(opened):
+def test_names_with_any_sign_can_be_columns_and_be_dropped(write_and_read):
     """The error proposes a value of ``drop``, which works as it stands."""
     text = '"k__B|p__F",MET:z|rt,"Bilirubin, total",label\n1,2,high,x\n3,4,5,y\n'
     with refused("""drop=' "Bilirubin, total"'""") as caught:
-        opened("arrays", "t.csv", text)
+        write_and_read("arrays", "t.csv", text)
     drop = str(caught.value).rpartition("drop=")[2].strip("'")  # as the error proposes it
-    data = opened("arrays", "t.csv", text, drop=drop)
+    data = write_and_read("arrays", "t.csv", text, drop=drop)
     assert data.inputs.tolist() == [[1, 2], [3, 4]]
     with refused("'1_0' is not a finite number"):
-        opened("arrays", "t.csv", "a,label\n1_0,x\n2,y\n")
+        write_and_read("arrays", "t.csv", "a,label\n1_0,x\n2,y\n")
 
 
-def test_what_was_said_is_noted_for_those_who_open_the_data_later(opened):
-    """Such as ``protofl doctor``, when it is asked again."""
+def test_what_was_said_is_noted_for_those_who_open_the_data_later(write_and_read):
+    """What was printed while a file was read is told again, as by ``protofl doctor``."""
     rows = "".join(f"{number},{number % 2}\n" for number in range(40))
     for _ in range(2):
-        (note,) = opened("arrays", "t.csv", f"a,label\n{rows}").notes
+        (note,) = write_and_read("arrays", "t.csv", f"a,label\n{rows}").notes
         assert "column 'a' numbers the rows" in note
 
 
-def test_a_column_that_numbers_the_rows_is_said(opened, capsys):
+def test_a_column_that_numbers_the_rows_is_said(write_and_read, capsys):
     rows = [f"{row},{row % 7},{'xy'[row // 20]}\n" for row in range(40)]  # sorted by label
-    opened("arrays", "t.csv", f"Id,a,label\n{''.join(rows)}")
+    write_and_read("arrays", "t.csv", f"Id,a,label\n{''.join(rows)}")
     assert "column 'Id' numbers the rows" in capsys.readouterr().err
 
 
@@ -291,7 +291,7 @@ def photos(tmp_path):
     return root
 
 
-def test_every_file_is_accounted_for(photos, read, capsys):
+def test_every_file_is_accounted_for(photos, read_dataset, capsys):
     """What is no image of a class is counted, and the counts are printed."""
     for path in ("dog/.ipynb_checkpoints/0.jpg", "dog/@eaDir/1.jpg", "cat/Thumbnails/2.png"):
         write_image(photos / path)
@@ -300,7 +300,7 @@ def test_every_file_is_accounted_for(photos, read, capsys):
     os.mkfifo(photos / "cat/pipe.jpg")
     (photos / "cat/0.jpg").rename(photos / "cat/0.jfif")  # another ending of JPEG files
 
-    data = read("image-folder", photos, image_size=8)
+    data = read_dataset("image-folder", photos, image_size=8)
 
     assert len(data.labels) == 8
     left_out = (
@@ -311,27 +311,27 @@ def test_every_file_is_accounted_for(photos, read, capsys):
     assert data.notes[0] in capsys.readouterr().err
 
 
-def test_masks_and_copies_of_programs_are_none_of_the_images(photos, read):
+def test_masks_and_copies_of_programs_are_none_of_the_images(photos, read_dataset):
     """Masks lie beside their images or in a folder; what else lies below a class is said."""
     for path in ("cat/0_mask.jpg", "dog/masks/0.jpg", "dog/x.lrdata/0.jpg", "dog/deleted/0.jpg"):
         write_image(photos / path)
     write_image(photos / "cat/face_mask.jpg", (7, 7, 7))  # of no image beside it
     write_image(photos / "cat/images/late.jpg", (9, 9, 9))
-    (note,) = read("image-folder", photos, image_size=8).notes
+    (note,) = read_dataset("image-folder", photos, image_size=8).notes
     assert "10 images of cat, dog; 1 of them in folders below their class: images;" in note
     assert note.endswith(
         "1 folder deleted, 1 folder masks, 1 folder x.lrdata, 1 named as masks of others"
     )
 
 
-def test_classes_may_have_their_images_in_folders_of_one_name(photos, read):
+def test_classes_may_have_their_images_in_folders_of_one_name(photos, read_dataset):
     """As in Tiny ImageNet; only if such a name could be a class, they may be parts."""
     for name in ("cat", "dog"):
         (photos / name).rename(photos / "moved")
         (photos / name).mkdir()
         (photos / "moved").rename(photos / name / "images")
         write_image(photos / name / "masks" / "0.jpg")
-    assert len(read("image-folder", photos, image_size=8).labels) == 8
+    assert len(read_dataset("image-folder", photos, image_size=8).labels) == 8
 
 
 @pytest.mark.parametrize(("parts", "inside"), [
@@ -344,43 +344,43 @@ def test_classes_may_have_their_images_in_folders_of_one_name(photos, read):
     ("north south", "cat dog"),
     ("chest/train train", "cat dog"),
 ])  # fmt: skip
-def test_parts_folds_and_sites_are_no_classes(parts, inside, tmp_path, read):
+def test_parts_folds_and_sites_are_no_classes(parts, inside, tmp_path, read_dataset):
     """Images lie in the parts themselves, or in folders ``inside`` them."""
     for shade, part in enumerate(parts.split()):
         for number, name in enumerate(inside.split()):
             write_image(tmp_path / part / name / "0.png", (shade, number, 0))
     with refused("parts, folds or sites of a data set, which would be taken for classes"):
-        read("image-folder", tmp_path, image_size=8)
+        read_dataset("image-folder", tmp_path, image_size=8)
 
 
-def test_parts_are_no_domains_though_there_are_other_folders(photos, read):
+def test_parts_are_no_domains_though_there_are_other_folders(photos, read_dataset):
     """A class may be called "valid", for all that one can know."""
     for part in ("train", "Test", "extra"):
         write_image(photos.parent / "data" / part / "cat" / "0.png")
     with refused("Test, train in .* which would be taken for domains; .* call sites otherwise"):
-        read("domain-folder", photos.parent / "data", image_size=8)
+        read_dataset("domain-folder", photos.parent / "data", image_size=8)
 
     (photos / "dog").rename(photos / "valid")
-    assert read("image-folder", photos, image_size=8).classes == ("cat", "valid")
+    assert read_dataset("image-folder", photos, image_size=8).classes == ("cat", "valid")
 
 
-def test_a_copy_of_an_image_is_left_out_or_refused(photos, read):
-    """It is left out of a folder, and refused in another class, part or client."""
+def test_a_copy_of_an_image_is_left_out_or_refused(photos, read_dataset):
+    """A copy in the same folder is left out; one in another class, part or client is refused."""
     copy = Image.open(photos / "cat/0.jpg")
     copy.save(photos / "cat/copy.png")
-    data = read("image-folder", photos, image_size=8)
+    data = read_dataset("image-folder", photos, image_size=8)
     assert len(data.labels) == 8
     copies = "left out 1 copies of other samples, such as"
     assert data.notes[1] == f"{photos}: {copies} {photos}/cat/copy.png"
 
     copy.save(photos / "dog/copy.png")
     with refused(r"cat/0\.jpg and .*dog/copy\.png .* of two labels"):
-        read("image-folder", photos, image_size=8)
+        read_dataset("image-folder", photos, image_size=8)
     for column, first, second in (("split", "train", "test"), ("client", "p", "q")):
         rows = f"cat/0.jpg,cat,{first}\ndog/1.jpg,dog,{first}\ndog/../cat/copy.png,cat,{second}\n"
         (photos / "list.csv").write_text(f"file,label,{column}\n{rows}")
         with refused("line 2 and line 4 are equal in all inputs, and of tw"):
-            read("manifest", photos / "list.csv", image_size=8)
+            read_dataset("manifest", photos / "list.csv", image_size=8)
 
 
 def test_a_link_that_leads_back_is_followed_once(photos, data_settings):

@@ -33,7 +33,7 @@ TABLE = f"""{HEADER}1,sick,2.5,north,train
 
 
 @pytest.fixture
-def divided(open_all, tmp_path):
+def divided(open_clients, tmp_path):
     """``divided(2, text)``: what each of two clients has of the CSV table with these lines.
 
     Each call writes its table into a file of its own: 0.csv, 1.csv, …
@@ -43,16 +43,16 @@ def divided(open_all, tmp_path):
         file = tmp_path / f"{len(list(tmp_path.iterdir()))}.csv"
         file.write_text(text)
         settings = {"partition": "natural", "train_samples": 0, **changes}
-        return open_all(clients, dataset="arrays", data_dir=str(file), **settings)
+        return open_clients(clients, dataset="arrays", data_dir=str(file), **settings)
 
     return open_
 
 
-def test_a_table_of_numbers_with_its_own_clients_and_split(opened):
+def test_a_table_of_numbers_with_its_own_clients_and_split(write_and_read):
     """The columns label, client and split have their meaning; blanks around values do not count."""
     with_blanks = TABLE.replace("sick,", " sick ,", 1).replace(",north,", ", north,", 1)
 
-    data = opened("arrays", "a.csv", with_blanks)
+    data = write_and_read("arrays", "a.csv", with_blanks)
 
     assert data.inputs.dtype == np.float32
     assert data.inputs.tolist() == [[1, 2.5], [2, 3], [3, 4], [4, 5]]
@@ -62,7 +62,8 @@ def test_a_table_of_numbers_with_its_own_clients_and_split(opened):
     assert data.domains.tolist() == [0, 0, 1, 1]
     assert data.official.tolist() == [0, 1, 0, 1]
     assert data.mean == (2.0, 3.25)  # of the training samples
-    assert opened("arrays", "b.csv", TABLE, classes="well,sick").labels.tolist() == [1, 0, 1, 0]
+    with_classes = write_and_read("arrays", "b.csv", TABLE, classes="well,sick")
+    assert with_classes.labels.tolist() == [1, 0, 1, 0]
 
 
 def test_the_users_clients_and_split_are_respected(divided, data_settings, tmp_path):
@@ -235,7 +236,7 @@ def test_a_part_marked_for_validation_is_used_as_it_stands(test_from, fraction, 
 
 
 def test_the_marked_validation_part_is_common_with_the_test_part_and_never_tested_on(divided):
-    """It is common with ``official-all``; with ``balanced`` tests each client has its own."""
+    """With ``official-all`` all clients have the part in common, with ``balanced`` each its own."""
     everybody = divided(2, MARKED, test_from="official-all")
     assert [ages(client.validation_inputs) for client in everybody] == [[9, 8], [9, 8]]
 
@@ -243,6 +244,8 @@ def test_the_marked_validation_part_is_common_with_the_test_part_and_never_teste
     with refused("no sample of classes sick"):
         divided(2, MARKED, test_from="official")
 
+    # Five samples for each client and class, the last of them for validation. A sample's age is the
+    # number of its row: north has ages 0 to 9, south 10 to 19.
     rows = []
     for client in ("north", "south"):
         for label in ("well", "sick"):
@@ -275,50 +278,52 @@ def test_no_shot_is_marked_for_validation(divided):
         assert ages(client.validation_inputs) == wanted
 
 
-def test_arrays_of_every_kind(opened):
+def test_arrays_of_every_kind(write_and_read):
     """Bytes are images, floating point numbers signals, and whole numbers tokens of texts."""
 
-    def read(**arrays):
-        return opened("arrays", "a.npz", arrays)
+    def read_arrays(**arrays):
+        return write_and_read("arrays", "a.npz", arrays)
 
     pixels = np.arange(3 * 81, dtype=np.uint8).reshape(3, 1, 9, 9)
-    images = read(inputs=pixels, labels=[0, 1, 1])
+    images = read_arrays(inputs=pixels, labels=[0, 1, 1])
     assert images.inputs.dtype == np.uint8
 
-    signal = read(inputs=np.arange(30.0).reshape(3, 2, 5), labels=[0, 1, 1], client=["a", "b", "b"])
+    signal = read_arrays(
+        inputs=np.arange(30.0).reshape(3, 2, 5), labels=[0, 1, 1], client=["a", "b", "b"]
+    )
     assert signal.inputs.dtype == np.float32
     assert len(signal.mean) == 2
     assert signal.domain_names == ("a", "b")
 
-    words = read(inputs=np.ones((3, 4), np.int32), labels=[0, 1, 1], classes=["x", "y"])
+    words = read_arrays(inputs=np.ones((3, 4), np.int32), labels=[0, 1, 1], classes=["x", "y"])
     assert words.inputs.dtype == np.int64
     assert words.mean == ()
     assert words.classes == ("x", "y")
 
 
-def test_arrays_named_by_parts_are_joined_or_refused(opened):
+def test_arrays_named_by_parts_are_joined_or_refused(write_and_read):
     """x_train, y_train, x_test, … are the inputs and labels of a part each."""
     parts = {"x_mean": np.zeros(3)}  # not of a part, so it is left out
     for value, part in enumerate(("train", "test", "validation")):
         parts[f"x_{part}"] = np.full((2, 3), float(value))
         parts[f"y_{part}"] = np.arange(2)
 
-    data = opened("arrays", "a.npz", parts)
+    data = write_and_read("arrays", "a.npz", parts)
 
     assert data.official.tolist() == [0, 0, 1, 1, 2, 2]
     assert data.mean == (0.0, 0.0, 0.0)  # of the training samples
     assert data.notes[0].endswith("a.npz: left out the arrays x_mean")
     with refused(r"'x_val' is of no part train, test or validation"):
-        opened("arrays", "v.npz", parts | {"x_val": np.eye(2), "y_val": np.arange(2)})
+        write_and_read("arrays", "v.npz", parts | {"x_val": np.eye(2), "y_val": np.arange(2)})
     with refused("has inputs, and x_… beside them"):
-        opened("arrays", "b.npz", parts | {"inputs": np.eye(2), "labels": np.arange(2)})
+        write_and_read("arrays", "b.npz", parts | {"inputs": np.eye(2), "labels": np.arange(2)})
     small_train = {"x_train": np.eye(2), "y_train": [0, 1]}
     large_test = {"x_test": np.eye(3), "y_test": [1, 0, 1]}
     with refused("the parts train, test differ in shape"):
-        opened("arrays", "p.npz", small_train | large_test)
+        write_and_read("arrays", "p.npz", small_train | large_test)
 
 
-def test_npz_files_without_plain_arrays_in_them_are_refused(read, tmp_path):
+def test_npz_files_without_plain_arrays_in_them_are_refused(read_dataset, tmp_path):
     """Rows of different lengths; a single array under that name; damaged bytes."""
     uneven = np.array([[1.0], [1.0, 2.0]], object)
     np.savez(tmp_path / "odd.npz", inputs=uneven, labels=[0, 1])
@@ -334,34 +339,40 @@ def test_npz_files_without_plain_arrays_in_them_are_refused(read, tmp_path):
 
     for name in ("odd.npz", "one.npz", "torn.npz"):
         with refused(f"{name} cannot be read as plain NumPy arrays, series of one length"):
-            read("arrays", tmp_path / name)
+            read_dataset("arrays", tmp_path / name)
     with refused(r"several: odd\.npz, one\.npz, torn\.npz; name one"):
-        read("arrays", tmp_path)
+        read_dataset("arrays", tmp_path)
 
 
-def test_a_manifest_of_images(opened, tmp_path):
+def test_a_manifest_of_images(write_and_read, tmp_path):
     """A list names image files with label, client and part; errors name its line."""
     (tmp_path / "scans").mkdir()
     for grey, name in ((90, "a.png"), (91, "scans/b.png")):
         Image.fromarray(np.full((5, 7), grey, np.uint8)).save(tmp_path / name)
 
     text = "file,label,client,split\na.png,cat,north,train\nscans/b.png,dog,south,test\n"
-    data = opened("manifest", "list.csv", text, image_size=8)
+    data = write_and_read("manifest", "list.csv", text, image_size=8)
     assert data.inputs.shape == (2, 3, 8, 8)
     assert data.classes == ("cat", "dog")
     assert data.official.tolist() == [0, 1]
 
     with refused(r"list2\.csv, line 2, column 'file': there is no file 'none\.png'"):
-        opened("manifest", "list2.csv", "file,label\nnone.png,cat\n")
+        write_and_read("manifest", "list2.csv", "file,label\nnone.png,cat\n")
     with refused("line 3 has split 'later'; must be train, validation or test"):
-        opened("manifest", "list3.csv", "file,label,split\na.png,cat,test\na.png,dog,later\n")
+        write_and_read(
+            "manifest", "list3.csv", "file,label,split\na.png,cat,test\na.png,dog,later\n"
+        )
     with refused("column 'Split' would be left out; call it 'split'"):
-        opened("manifest", "list5.csv", "file,label,Split\na.png,cat,train\nscans/b.png,dog,test\n")
-    with_more = opened("manifest", "list6.csv", "file,label,age\na.png,cat,3\nscans/b.png,dog,5\n")
+        write_and_read(
+            "manifest", "list5.csv", "file,label,Split\na.png,cat,train\nscans/b.png,dog,test\n"
+        )
+    with_more = write_and_read(
+        "manifest", "list6.csv", "file,label,age\na.png,cat,3\nscans/b.png,dog,5\n"
+    )
     assert any("left out the columns age" in note for note in with_more.notes)
 
 
-def test_a_manifests_images_may_change_elsewhere(read, tmp_path):
+def test_a_manifests_images_may_change_elsewhere(read_dataset, tmp_path):
     """Images outside the manifest's folder are read again when they have changed."""
     scans = tmp_path / "scans"
     lists = tmp_path / "lists"
@@ -372,7 +383,7 @@ def test_a_manifests_images_may_change_elsewhere(read, tmp_path):
 
     for grey, width in ((10, 8), (99, 16)):
         Image.fromarray(np.full((8, width), grey, np.uint8)).save(scans / "a.png")
-        assert read("manifest", lists, image_size=8).inputs[0].max() == grey
+        assert read_dataset("manifest", lists, image_size=8).inputs[0].max() == grey
 
 
 @pytest.mark.parametrize(("contents", "said"), [
@@ -402,21 +413,21 @@ def test_a_manifests_images_may_change_elsewhere(read, tmp_path):
         "column 'Client' would be an input; call it 'client', or drop it",
     ),
 ])  # fmt: skip
-def test_a_wrong_table_is_named_by_line_column_and_value(opened, contents, said):
+def test_a_wrong_table_is_named_by_line_column_and_value(write_and_read, contents, said):
     with refused(said):
-        opened("arrays", "wrong.csv", contents)
+        write_and_read("arrays", "wrong.csv", contents)
 
 
-def test_what_data_cannot_serve_for_is_said(opened, open_all, divided):
+def test_what_data_cannot_serve_for_is_said(write_and_read, open_clients, divided):
     """Each refusal names the setting or the line, and what was found there."""
     with refused("dataset 'wine' has no domains"):
-        open_all(2, dataset="wine", partition="natural")
+        open_clients(2, dataset="wine", partition="natural")
 
     with refused(r"image-size = 8: only images can be resized; a sample is float32 \[13\]"):
-        open_all(2, dataset="wine", partition="iid", image_size=8)
+        open_clients(2, dataset="wine", partition="iid", image_size=8)
 
     with refused("line 3 has the label 'well', which is none of classes = 'sick,dead'"):
-        opened("arrays", "a.csv", TABLE, classes="sick,dead")
+        write_and_read("arrays", "a.csv", TABLE, classes="sick,dead")
 
     with refused(r"a client has 2 training and 0 test samples; .* or of one `client`, or use"):
         divided(1, "x,label,client\n1,a,P1\n2,b,P2\n", partition="own")
@@ -497,7 +508,7 @@ def test_labels_are_names_or_indices():
     assert labels(["b", "a"], classes=None) == ([1, 0], ("a", "b"))
 
 
-def test_names_as_macos_writes_them_are_those_of_others(opened):
+def test_names_as_macos_writes_them_are_those_of_others(write_and_read):
     """macOS writes an umlaut in a file's name as two characters (NFD)."""
     text = "größe,art,label,client\n1,süß,bösartig,Köln\n2,herb,gut,Köln\n"
     rows = text.partition("\n")[2]
@@ -505,7 +516,7 @@ def test_names_as_macos_writes_them_are_those_of_others(opened):
     one_hot = "art:süß|herb"
 
     for form in ("NFC", "NFD"):
-        data = opened(
+        data = write_and_read(
             "arrays",
             "a.csv",
             mixed,
@@ -518,7 +529,7 @@ def test_names_as_macos_writes_them_are_those_of_others(opened):
         assert data.labels.tolist() == [1, 0, 1, 0]
         assert data.columns == ("größe", "art:süß|herb")
         assert data.inputs.tolist() == [[1, 1, 0], [2, 0, 1], [1, 1, 0], [2, 0, 1]]
-    assert opened("arrays", "b.csv", mixed, one_hot=one_hot).classes == ("bösartig", "gut")
+    assert write_and_read("arrays", "b.csv", mixed, one_hot=one_hot).classes == ("bösartig", "gut")
 
     cologne = normalize("NFD", "Köln")
     assert NodeConfig.of({"site-name": "north", "domain": cologne}).domain == "Köln"
@@ -526,9 +537,9 @@ def test_names_as_macos_writes_them_are_those_of_others(opened):
     assert asked.federation.new_domain == "Köln"
 
 
-def test_texts_with_and_without_a_header(opened):
+def test_texts_with_and_without_a_header(write_and_read):
     """Without one the first column is the label, and all others are joined to a text."""
-    news = opened(
+    news = write_and_read(
         "text-csv", "news.csv", '"3","Fears, again","The end"\n"1","Good","news"\n', text_length=4
     )
     assert news.classes == ("1", "3")
@@ -537,53 +548,57 @@ def test_texts_with_and_without_a_header(opened):
     assert news.inputs[1, 2:].tolist() == [0, 0]
 
     first_row_again = '"3","a b"\n"1","c"\n"3","a b"\n'
-    assert opened("text-csv", "twice.csv", first_row_again).labels.tolist() == [1, 0, 1]
+    assert write_and_read("text-csv", "twice.csv", first_row_again).labels.tolist() == [1, 0, 1]
 
     # such a header is of no model
     with refused("categories: a name has no line break, and at most 200 characters"):
-        opened("text-csv", "long.csv", f"label,{'why ' * 51}\nx,one\ny,two\n")
+        write_and_read("text-csv", "long.csv", f"label,{'why ' * 51}\nx,one\ny,two\n")
     with refused("has no column 'label', only category, text"):
-        opened("text-csv", "odd.csv", "category,text\nsport,one\nsport,two\n")
+        write_and_read("text-csv", "odd.csv", "category,text\nsport,one\nsport,two\n")
     with refused("'label_text' says the label in other words"):
-        opened("text-csv", "l.csv", "label,text,label_text\n0,one,bad\n1,two,good\n0,three,bad\n")
+        write_and_read(
+            "text-csv", "l.csv", "label,text,label_text\n0,one,bad\n1,two,good\n0,three,bad\n"
+        )
 
 
-def test_texts_of_a_training_and_a_test_file(read, tmp_path):
+def test_texts_of_a_training_and_a_test_file(read_dataset, tmp_path):
     """A folder with train.csv and test.csv is one data set of two parts."""
 
-    def both(train, test):
+    def of_two_files(train, test):
         """Read a folder with these two files; ``official`` is 1 for samples of the test file."""
         (tmp_path / "train.csv").write_text(train)
         (tmp_path / "test.csv").write_text(test)
-        return read("text-csv", tmp_path)
+        return read_dataset("text-csv", tmp_path)
 
     test = "label,text\ny,three\n"
-    data = both("label,text\nx,one\ny,two\n", test)
+    data = of_two_files("label,text\nx,one\ny,two\n", test)
     assert data.official.tolist() == [1, 0, 0]
     assert data.labels.tolist() == [1, 0, 1]
     assert data.columns == ("text",)
 
     with refused("only one of its files has a column title"):
-        both("label,title,text\nx,a,one\ny,b,two\n", test)
+        of_two_files("label,title,text\nx,a,one\ny,b,two\n", test)
     with refused("only one of its files has a column client"):
-        both("label,text,client\nx,one,a\ny,two,b\n", test)
+        of_two_files("label,text,client\nx,one,a\ny,two,b\n", test)
 
     # of three test texts, who wrote one says its label, by chance
-    by_writers = both(
+    by_writers = of_two_files(
         "label,text,by,split\nx,one,a,train\ny,two,b,validation\n",
         "label,text,by,split\ny,three,a,test\nx,four,b,test\nx,five,b,test\n",
     )
     assert by_writers.official.tolist() == [1, 1, 1, 0, 2]
 
     with refused("column 'Split' would be an input; call it 'split'"):
-        both("label,text,Split\nx,one,train\ny,two,test\n", "label,text,Split\ny,six,test\n")
+        of_two_files(
+            "label,text,Split\nx,one,train\ny,two,test\n", "label,text,Split\ny,six,test\n"
+        )
     (tmp_path / "validation.csv").write_text(test)
-    with_a_third = both("label,text\nx,one\ny,two\n", test)
+    with_a_third = of_two_files("label,text\nx,one\ny,two\n", test)
     assert any("left out validation.csv" in note for note in with_a_third.notes)
 
 
 def test_a_token_is_a_checksum_of_its_word():
-    """It is crc32 within the vocabulary; 0 is padding. crc32("a") = 3904355907."""
+    """The checksum is crc32, within the vocabulary; 0 is padding. crc32("a") is 3904355907."""
     a = 1 + 3904355907 % (VOCABULARY - 1)
     assert tokens(["A a", ""], 3).tolist() == [[a, a, 0], [0, 0, 0]]
 
@@ -592,7 +607,9 @@ OWN = """
 import numpy as np
 ARRAYS = {"inputs": np.eye(4), "labels": [0, 1, 0, 1], "client": ["a", "a", "b", "b"]}
 def load(data_dir):
-    return ARRAYS if data_dir == "" else 1 / 0
+    if data_dir != "":
+        return 1 / 0
+    return ARRAYS
 def nothing(data_dir):
     return 3
 def misspelt(data_dir):
@@ -610,28 +627,28 @@ def own_module(tmp_path, monkeypatch):
     return name
 
 
-def test_a_function_of_the_users_own(own_module, read, tmp_path):
-    """It returns a dictionary of arrays."""
-    data = read(f"{own_module}:load")
+def test_a_function_of_the_users_own(own_module, read_dataset, tmp_path):
+    """The function returns a dictionary of arrays; here it fails if it is given a folder."""
+    data = read_dataset(f"{own_module}:load")
     assert data.inputs.tolist() == np.eye(4).tolist()
     assert data.domain_names == ("a", "b")
 
     absent = f"{own_module}:absent"
     with pytest.raises(SettingsError, match=f"dataset = '{absent}': {own_module} has no absent"):
-        read(absent)
+        read_dataset(absent)
     said = "no_such_module cannot be imported .*put its folder on PYTHONPATH"
     with pytest.raises(SettingsError, match=said):
-        read("no_such_module:load")
+        read_dataset("no_such_module:load")
     with refused("returned int, not a dictionary of arrays"):
-        read(f"{own_module}:nothing")
+        read_dataset(f"{own_module}:nothing")
     with refused("returned 'spilt'; choose among inputs, labels, client, split, classes"):
-        read(f"{own_module}:misspelt")
+        read_dataset(f"{own_module}:misspelt")
     with refused(r"it failed \(ZeroDivisionError"):
-        read(f"{own_module}:load", tmp_path)
+        read_dataset(f"{own_module}:load", tmp_path)
 
 
-def test_data_of_edited_code_are_read_again(read, tmp_path, monkeypatch):
-    """They are, even if only a module has changed that the function's module imports."""
+def test_data_of_edited_code_are_read_again(read_dataset, tmp_path, monkeypatch):
+    """This holds even if the edit is in a module that the function's module imports."""
     package = tmp_path / "pack_age"
     package.mkdir()
     (package / "load.py").write_text(
@@ -642,14 +659,14 @@ def test_data_of_edited_code_are_read_again(read, tmp_path, monkeypatch):
 
     for number in (1.0, 12.0):
         (package / "more.py").write_text(f"X = [[{number}], [3.0]]")
-        data = read("pack_age.load:load")
+        data = read_dataset("pack_age.load:load")
         assert data.inputs[0].tolist() == [number]
         # as in the next process, which imports it anew
         for module in [name for name in sys.modules if name.startswith("pack_age")]:
             monkeypatch.delitem(sys.modules, module)
 
 
-def test_code_of_no_file_cannot_be_watched_for_edits(read, tmp_path, monkeypatch):
+def test_code_of_no_file_cannot_be_watched_for_edits(read_dataset, tmp_path, monkeypatch):
     """A module of a notebook, and one in a zip file, are refused."""
     notebook = ModuleType("note_book")
     exec("def load(data_dir): ...", vars(notebook))
@@ -661,7 +678,7 @@ def test_code_of_no_file_cannot_be_watched_for_edits(read, tmp_path, monkeypatch
 
     for name in ("note_book", "in_zip"):
         with refused(f"dataset = '{name}:load': stands in no file, as in a notebook"):
-            read(f"{name}:load")
+            read_dataset(f"{name}:load")
 
 
 @pytest.fixture
@@ -683,18 +700,18 @@ def reviews(tmp_path):
     return train, test
 
 
-def test_texts_of_a_folder_of_hugging_face(reviews, read, tmp_path):
+def test_texts_of_a_folder_of_hugging_face(reviews, read_dataset, tmp_path):
     """Columns of text are joined; parts have their names, and odd ones are refused."""
     import datasets
 
-    data = read("hf:reviews", tmp_path, text_length=3)
+    data = read_dataset("hf:reviews", tmp_path, text_length=3)
     assert data.classes == ("bad", "good")
     assert data.columns == ("title", "text")  # a run's first lines name the columns
     assert data.official.tolist() == [0, 0, 1, 1]
     assert data.inputs.tolist() == tokens(["so bad", "so good"] * 2, 3).tolist()
     assert data.labels.tolist() == [0, 1, 1, 1]
     # the run has the classes in another order
-    assert read("hf:reviews", tmp_path, classes="good,bad").labels.tolist() == [1, 0, 0, 0]
+    assert read_dataset("hf:reviews", tmp_path, classes="good,bad").labels.tolist() == [1, 0, 0, 0]
 
     train, test = reviews
     with_words = {
@@ -710,16 +727,16 @@ def test_texts_of_a_folder_of_hugging_face(reviews, read, tmp_path):
     ):
         datasets.DatasetDict(parts).save_to_disk(tmp_path / "wrong")
         with refused(said):
-            read("hf:wrong", tmp_path)
+            read_dataset("hf:wrong", tmp_path)
 
 
-def test_tables_of_a_folder_of_hugging_face(read, tmp_path, capsys):
+def test_tables_of_a_folder_of_hugging_face(read_dataset, tmp_path, capsys):
     """Columns of numbers are inputs; a mix of kinds is refused until some are dropped."""
     datasets = pytest.importorskip("datasets")
 
     def saved_and_read(columns, **settings):
         datasets.Dataset.from_dict(columns).save_to_disk(tmp_path / "table")
-        return read("hf:table", tmp_path, **settings)
+        return read_dataset("hf:table", tmp_path, **settings)
 
     columns = {"a": [1.0, 2.0], "b": [3.0, 4.0], "label": [5, 7]}
     marks = {"client": ["x", "y"], "split": ["train", "test"]}
@@ -743,7 +760,7 @@ def test_tables_of_a_folder_of_hugging_face(read, tmp_path, capsys):
     grades = datasets.Dataset.from_dict({"a": [1.0, 2.0], "label": [1, 2]}, features=kinds)
     grades.save_to_disk(tmp_path / "grades")
     for classes in ("", "1,2,3"):  # no sample has the first of them
-        assert read("hf:grades", tmp_path, classes=classes).labels.tolist() == [1, 2]
+        assert read_dataset("hf:grades", tmp_path, classes=classes).labels.tolist() == [1, 2]
 
     gap = {"a": [1.0, None, 1.0], "c": [3, 4, 3], "v": [[1, 2]] * 3, "label": [5, 7, 5]}
     filled = saved_and_read(gap, impute="mean")
@@ -757,7 +774,7 @@ def test_tables_of_a_folder_of_hugging_face(read, tmp_path, capsys):
         saved_and_read({"text": ["good", None], "label": [0, 1]})
 
 
-def test_an_image_of_hugging_face_that_cannot_be_read_is_named(read, tmp_path):
+def test_an_image_of_hugging_face_that_cannot_be_read_is_named(read_dataset, tmp_path):
     datasets = pytest.importorskip("datasets")
     kinds = datasets.Features({"image": datasets.Image(), "label": datasets.Value("int64")})
     good = Image.new("RGB", (8, 8))
@@ -765,22 +782,24 @@ def test_an_image_of_hugging_face_that_cannot_be_read_is_named(read, tmp_path):
         columns = {"image": [good, wrong], "label": [0, 1]}
         datasets.Dataset.from_dict(columns, features=kinds).save_to_disk(tmp_path / "photos")
         with refused(rf"the image of sample 1, column 'image', cannot be read \({said}"):
-            read("hf:photos", tmp_path)
+            read_dataset("hf:photos", tmp_path)
 
 
 @pytest.mark.usefixtures("reviews")
-def test_a_folder_of_hugging_face_is_one_in_data_dir(read, tmp_path):
+def test_a_folder_of_hugging_face_is_one_in_data_dir(read_dataset, tmp_path):
     """The folder ``reviews`` lies beside ``table``, so no path from there may lead to it."""
     (tmp_path / "table").mkdir()
 
     with refused("there is no folder 'none' in data-dir"):
-        read("hf:none", tmp_path)
+        read_dataset("hf:none", tmp_path)
     for outside in ("../reviews", str(tmp_path / "reviews")):
         with refused("there is no folder"):
-            read(f"hf:{outside}", tmp_path / "table")
+            read_dataset(f"hf:{outside}", tmp_path / "table")
 
 
-def test_a_copy_that_a_killed_process_leaves_is_listed(reviews, read, tmp_path, monkeypatch):
+def test_a_copy_that_a_killed_process_leaves_is_listed(
+    reviews, read_dataset, tmp_path, monkeypatch
+):
     """Reading makes a copy for Hugging Face's library; the command that lists a site's data has it.
 
     Here the copy is not opened but noted, and made again after the reader has removed it.
@@ -790,7 +809,7 @@ def test_a_copy_that_a_killed_process_leaves_is_listed(reviews, read, tmp_path, 
         "protofl_common.data.own._opened", lambda *words: copies.append(Path(words[-1]))
     )
     with refused("cannot be read"):
-        read("hf:reviews", tmp_path, text_length=2)
+        read_dataset("hf:reviews", tmp_path, text_length=2)
 
     (copy,) = copies
     copy.mkdir()

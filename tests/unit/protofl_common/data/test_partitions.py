@@ -31,11 +31,11 @@ EACH += [("digit-domains", partition) for partition in ON_DOMAINS]
 
 @pytest.mark.parametrize("clients", [2, 10, 20])
 @pytest.mark.parametrize(("dataset", "partition"), EACH)
-def test_shares_are_disjoint_and_of_the_seed(open_all, dataset, partition, clients):
+def test_shares_are_disjoint_and_of_the_seed(open_clients, dataset, partition, clients):
     """No sample is with two clients, and another seed divides otherwise."""
     settings = {"dataset": dataset, "partition": partition, "shots": 5, "alpha": 0.5, **WHOLE}
 
-    everyone = open_all(clients, **settings)
+    everyone = open_clients(clients, **settings)
 
     trained = set()
     for client in everyone:
@@ -54,7 +54,7 @@ def test_shares_are_disjoint_and_of_the_seed(open_all, dataset, partition, clien
     if partition == "iid":
         assert np.ptp(sizes) <= 1
 
-    of_another_seed = open_all(clients, seed=43, **settings)
+    of_another_seed = open_clients(clients, seed=43, **settings)
     assert identities(of_another_seed[-1].train_inputs) != identities(everyone[-1].train_inputs)
 
 
@@ -73,7 +73,7 @@ CHANGED = {
 @pytest.mark.parametrize("partition", sorted({*COMMON, *ON_DOMAINS}))
 @pytest.mark.parametrize("setting", CHANGED)
 def test_a_partition_reads_the_settings_said_to_act(data_settings, setting, partition):
-    """It divides in another way if such a setting changes, and as before if another one does."""
+    """Its division changes with each setting that is said to act on it, and with no other."""
     assert CHANGED.keys() == {key for row in PARTITIONS.values() for key in row.reads}
 
     def rows(**changes):
@@ -109,9 +109,9 @@ def test_the_order_of_the_file_is_nobodys_share(data_settings, partition):
 
 
 @pytest.mark.parametrize("clients", [5, 10, 20])
-def test_pathological_covers_all_classes_unequally(open_all, clients):
+def test_pathological_covers_all_classes_unequally(open_clients, clients):
     two_classes = {"partition": "pathological", "classes_per_client": 2}
-    everyone = open_all(clients, dataset="digits", **two_classes, **WHOLE)
+    everyone = open_clients(clients, dataset="digits", **two_classes, **WHOLE)
 
     assert all(len(held(client)) == 2 for client in everyone)
     assert set.union(*map(held, everyone)) == set(range(10))
@@ -124,15 +124,15 @@ def test_pathological_covers_all_classes_unequally(open_all, clients):
 @pytest.mark.parametrize(
     ("shots", "fraction"), [(1, 0.75), (2, 0.75), (3, 0.99), (7, 0.1), (10, 0.5), (1, 0.99)]
 )
-def test_n_way_k_shot_is_exact_for_any_fraction(open_all, shots, fraction):
+def test_n_way_k_shot_is_exact_for_any_fraction(open_clients, shots, fraction):
     three_ways = {**SHOTS, "ways": 3, "ways_stdev": 0, "shots": shots}
-    for client in open_all(2, **three_ways, train_fraction=fraction):
+    for client in open_clients(2, **three_ways, train_fraction=fraction):
         train = np.bincount(client.train_labels)
         assert sorted(train[train > 0]) == [shots] * 3
 
 
-def test_n_way_k_shot_varies_shots_and_stays_within_the_classes(open_all):
-    everyone = open_all(20, **SHOTS, ways=10, ways_stdev=3, shots=5, shots_stdev=2)
+def test_n_way_k_shot_varies_shots_and_stays_within_the_classes(open_clients):
+    everyone = open_clients(20, **SHOTS, ways=10, ways_stdev=3, shots=5, shots_stdev=2)
 
     # uniform in 5 ± 2, and both ends occur among twenty clients
     shots = {int(np.bincount(client.train_labels).max()) for client in everyone}
@@ -140,9 +140,9 @@ def test_n_way_k_shot_varies_shots_and_stays_within_the_classes(open_all):
     assert all(7 <= len(held(client)) <= 10 for client in everyone)
 
 
-def test_n_way_k_shot_varies_ways(open_all):
+def test_n_way_k_shot_varies_ways(open_clients):
     """Clients have 4 ± 1 classes, with eight training samples of each."""
-    everyone = open_all(20, **SHOTS, ways=4, ways_stdev=1, shots=8)
+    everyone = open_clients(20, **SHOTS, ways=4, ways_stdev=1, shots=8)
 
     assert {len(held(client)) for client in everyone} == {3, 4, 5}
     for client in everyone:
@@ -151,13 +151,13 @@ def test_n_way_k_shot_varies_ways(open_all):
         assert len(client.test_labels) > 0
 
 
-def test_n_way_k_shot_shares_samples_only_when_a_class_runs_out_and_none_for_testing(open_all):
+def test_n_way_k_shot_shares_samples_only_when_a_class_runs_out_and_none_for_testing(open_clients):
     """Three clients train on 90 images of each of ten classes, which is more than there are.
 
     With their tests, a quarter of a share, each has 1,200 images.
     """
     all_ways = {**SHOTS, "ways": 10, "ways_stdev": 0}
-    everyone = open_all(3, **all_ways, shots=90)
+    everyone = open_clients(3, **all_ways, shots=90)
     trained = set()
     tested = set()
     for client in everyone:
@@ -170,22 +170,22 @@ def test_n_way_k_shot_shares_samples_only_when_a_class_runs_out_and_none_for_tes
     assert len(trained) < 3 * 900  # the clients do share some
     assert not trained & tested
 
-    greedy = open_all(2, **all_ways, shots=1000)
+    greedy = open_clients(2, **all_ways, shots=1000)
     assert [counts(client).sum() for client in greedy] == [NUMBER_OF_DIGITS] * 2
 
 
 @pytest.mark.parametrize(
     "partition", ["label-shift", "feature-label-shift", "dirichlet", "pathological"]
 )
-def test_a_cap_keeps_the_proportions_that_the_partition_gives(open_all, partition):
+def test_a_cap_keeps_the_proportions_that_the_partition_gives(open_clients, partition):
     """A client's 40 capped samples have the class proportions of its whole share."""
     same = {"dataset": "digit-domains", "partition": partition, "alpha": 0.5, "test_samples": 0}
-    everyone = open_all(5, **same, train_samples=40)
-    uncapped = open_all(5, **same, train_samples=0)
+    everyone = open_clients(5, **same, train_samples=40)
+    uncapped = open_clients(5, **same, train_samples=0)
 
     for client, whole in zip(everyone, uncapped, strict=True):
         assert len(client.train_labels) <= 40
-        one_sample_and_a_half = 1.5 / 40  # of a share of 40
+        one_sample_and_a_half = 1.5 / 40  # of 40: so far off may rounding be
         np.testing.assert_allclose(
             proportions(client), proportions(whole), atol=one_sample_and_a_half
         )
@@ -197,22 +197,24 @@ def proportions(client):
 
 
 @pytest.mark.parametrize("partition", ["iid", "feature-shift"])
-def test_a_cap_balances_the_classes_where_the_partition_gives_none(open_all, partition):
+def test_a_cap_balances_the_classes_where_the_partition_gives_none(open_clients, partition):
     capped = {"train_samples": 35, "test_samples": 0}
-    for client in open_all(5, dataset="digit-domains", partition=partition, **capped):
+    for client in open_clients(5, dataset="digit-domains", partition=partition, **capped):
+        # 35 samples of ten classes
         assert sorted(np.bincount(client.train_labels)) == [3] * 5 + [4] * 5
         assert len(client.test_labels) == 500 - 35
 
 
-def test_feature_shift_deals_domains_in_turn(open_all):
-    everyone = open_all(10, dataset="digit-domains", partition="feature-shift", **WHOLE)
+def test_feature_shift_deals_domains_in_turn(open_clients):
+    everyone = open_clients(10, dataset="digit-domains", partition="feature-shift", **WHOLE)
     assert [client.domain for client in everyone] == [*DOMAINS, *DOMAINS]
     assert all((counts(client) == 25).all() for client in everyone)
 
 
-def test_feature_shift_deals_domains_as_clients_per_domain_says(open_all):
+def test_feature_shift_deals_domains_as_clients_per_domain_says(open_clients):
+    """The clients of a domain divide its 500 samples; here the second domain has no client."""
     several = {"partition": "feature-shift", "clients_per_domain": "1,0, 3,1,2"}
-    everyone = open_all(7, dataset="digit-domains", **several, **WHOLE)
+    everyone = open_clients(7, dataset="digit-domains", **several, **WHOLE)
     domains = [client.domain for client in everyone]
 
     assert domains == ["scanned"] + 3 * ["photo"] + ["inverted"] + 2 * ["coloured"]
@@ -244,8 +246,10 @@ def test_own_is_everything_whoever_asks(data_settings, domain_dir):
     assert client.domain == ""
 
 
-def test_label_shift_has_equal_sizes_and_mixed_domains(open_all):
-    everyone = open_all(20, dataset="digit-domains", partition="label-shift", alpha=0.2, **WHOLE)
+def test_label_shift_has_equal_sizes_and_mixed_domains(open_clients):
+    everyone = open_clients(
+        20, dataset="digit-domains", partition="label-shift", alpha=0.2, **WHOLE
+    )
     assert {counts(client).sum() for client in everyone} == {125}
     assert {client.domain for client in everyone} == {""}
 
@@ -253,10 +257,10 @@ def test_label_shift_has_equal_sizes_and_mixed_domains(open_all):
     assert np.mean(largest) > 0.4  # of ten classes, which iid shares have at 0.1 each
 
 
-def test_feature_label_shift_has_a_domain_and_proportions(open_all, data_settings):
+def test_feature_label_shift_has_a_domain_and_proportions(open_clients, data_settings):
     """Each of five clients has one domain: all 50 samples of some class, and fewer of others."""
     same = {"dataset": "digit-domains", "partition": "feature-label-shift", **WHOLE}
-    everyone = open_all(5, **same, alpha=0.3)
+    everyone = open_clients(5, **same, alpha=0.3)
 
     assert [client.domain for client in everyone] == DOMAINS
 
@@ -381,8 +385,9 @@ def test_a_thousand_clients_get_their_least(data_settings, partition, least):
 @pytest.mark.parametrize("partition", ["dirichlet", "balanced-dirichlet", "feature-label-shift"])
 def test_there_is_a_division_where_the_numbers_allow_one(data_settings, partition):
     """Each client needs two samples, one for training and one for testing: all there are."""
-    pool = made_up(400, 10)
+    clients = 200
+    pool = made_up(2 * clients, classes=10)
     settings = data_settings(partition=partition, alpha=0.01)
-    shares = DIVIDE[partition](pool, settings, 200, np.random.default_rng(3))
+    shares = DIVIDE[partition](pool, settings, clients, np.random.default_rng(3))
 
     assert {len(share) for share in shares} == {2}

@@ -40,10 +40,10 @@ SETS = {
 
 
 @pytest.mark.parametrize("name", SETS)
-def test_a_public_set_has_its_clients_classes_and_split(name, read, tmp_path):
+def test_a_public_set_has_its_clients_classes_and_split(name, read_dataset, tmp_path):
     """Tiny files in the published layout are read, with clients, classes and parts."""
     wanted = SETS[name](tmp_path)
-    data = read(name, tmp_path)
+    data = read_dataset(name, tmp_path)
 
     assert (data.domain_names, data.classes) == (wanted["clients"], wanted["classes"])
     assert data.official.tolist() == wanted["split"]
@@ -51,29 +51,29 @@ def test_a_public_set_has_its_clients_classes_and_split(name, read, tmp_path):
         assert data.labels.tolist() == wanted["labels"]
     folder = PUBLIC[name].folder
     if (tmp_path / folder).is_dir():  # which data-dir may be itself
-        assert read(name, tmp_path / folder).labels.tolist() == data.labels.tolist()
+        assert read_dataset(name, tmp_path / folder).labels.tolist() == data.labels.tolist()
 
 
 @pytest.mark.parametrize("name", ["pacs", "office10", "fed-isic"])
-def test_what_is_missing_is_named_with_its_origin(name, read, tmp_path):
+def test_what_is_missing_is_named_with_its_origin(name, read_dataset, tmp_path):
     """Of the files of a set the last is missing; or, of Fed-ISIC, one image."""
     *there, last = PUBLIC[name].files
     for file in there:
         (tmp_path / file).mkdir()
     with pytest.raises(DataError) as caught:
-        read(name, tmp_path)
+        read_dataset(name, tmp_path)
     assert f"dataset = '{name}': {last} is neither in data-dir = " in str(caught.value)
     assert PUBLIC[name].origin in str(caught.value)
     if name == "fed-isic":
         fed_isic(tmp_path)
         (tmp_path / "fed_isic2019" / PUBLIC[name].files[1] / "ISIC_1.jpg").unlink()
         with refused(r"1 images are not there, such as .*ISIC_1\.jpg"):
-            read(name, tmp_path / "fed_isic2019")
+            read_dataset(name, tmp_path / "fed_isic2019")
 
 
-def test_digit5_takes_domains_that_are_there(read, usps_dir, capsys):
-    """It reads MNIST and USPS, then MNIST-M as well, and refuses a single domain."""
-    data = read("digit5", usps_dir)
+def test_digit5_takes_domains_that_are_there(read_dataset, usps_dir, capsys):
+    """First MNIST and USPS are there, then MNIST-M as well; a single domain is refused."""
+    data = read_dataset("digit5", usps_dir)
     assert data.domain_names == ("mnist", "usps")
     numbers_of_parts = np.bincount(2 * data.domains + data.official).tolist()
     assert numbers_of_parts == [400, 100, 40, 20]  # MNIST's training and test part, then USPS's
@@ -84,7 +84,7 @@ def test_digit5_takes_domains_that_are_there(read, usps_dir, capsys):
         write_image(usps_dir / "mnist_m" / f"mnist_m_{part}" / "00000000.png")
         (usps_dir / "mnist_m" / f"mnist_m_{part}_labels.txt").write_text("00000000.png 7\n")
     # under another spelling of the folder, whose data are in the cache already
-    more = read("digit5", usps_dir / "." / ".." / usps_dir.name)
+    more = read_dataset("digit5", usps_dir / "." / ".." / usps_dir.name)
     assert more.domain_names == ("mnist", "mnist-m", "usps")
     assert more.labels[more.domains == 1].tolist() == [7, 7]
 
@@ -93,4 +93,4 @@ def test_digit5_takes_domains_that_are_there(read, usps_dir, capsys):
     with pytest.raises(
         DataError, match=r"must have two of mnist, mnist-m, .* mnist_m/mnist_m_train"
     ):
-        read("digit5", usps_dir)
+        read_dataset("digit5", usps_dir)

@@ -25,9 +25,9 @@ def test_every_name_has_its_function():
     assert DIVIDE.keys() == PARTITIONS.keys()
 
 
-def test_digits_are_scikit_learns(read):
+def test_digits_are_scikit_learns(read_dataset):
     """The images and labels are those of `sklearn.datasets.load_digits`."""
-    data = read("digits")
+    data = read_dataset("digits")
     original = load_digits()
     assert data.inputs.shape == (1797, 1, 8, 8)
     assert data.inputs.dtype == np.uint8
@@ -59,8 +59,8 @@ def test_digit_domains_are_balanced_unlike_and_always_the_same(data_settings):
     assert colour["photo"] > 20
 
 
-def test_mean_and_deviation_of_the_pixels(read):
-    data = read("digit-domains")
+def test_mean_and_deviation_of_the_pixels(read_dataset):
+    data = read_dataset("digit-domains")
     scaled = np.asarray(data.inputs) / 255
     assert_allclose(data.mean, scaled.mean(axis=(0, 2, 3)), atol=1e-9)
     assert_allclose(data.std, scaled.std(axis=(0, 2, 3)), atol=1e-9)
@@ -68,9 +68,9 @@ def test_mean_and_deviation_of_the_pixels(read):
     assert statistics(of_one_colour) == ((pytest.approx(0.2),), (1.0,))
 
 
-def test_digit_mix_takes_the_first_images_of_each_training_part(read, usps_dir):
+def test_digit_mix_takes_the_first_images_of_each_training_part(read_dataset, usps_dir):
     """Made-up MNIST and USPS stand beside three of the embedded domains."""
-    data = read("digit-mix", usps_dir)
+    data = read_dataset("digit-mix", usps_dir)
 
     assert data.domain_names == ("mnist", "usps", "photo", "inverted", "coloured")
     # none of the 100 and 20 test images
@@ -80,32 +80,32 @@ def test_digit_mix_takes_the_first_images_of_each_training_part(read, usps_dir):
     assert_array_equal(mnist[:, 2, 0, 1], np.arange(400) % 256)  # the images' numbers
     assert_array_equal(data.labels[data.domains == 1], np.arange(40) % 10)
     photos = data.inputs[data.domains == 2]
-    embedded = read("digit-domains")
+    embedded = read_dataset("digit-domains")
     assert_array_equal(photos, embedded.inputs[embedded.domains == 2])
 
 
-def test_digit_mix_names_the_part_that_is_missing(read, usps_dir):
+def test_digit_mix_names_the_part_that_is_missing(read_dataset, usps_dir):
     for file in usps_dir.glob("usps*"):
         file.unlink()
     with refused(r"dataset = 'usps': usps\.bz2, usps\.t\.bz2 is neither in data-dir"):
-        read("digit-mix", usps_dir)
+        read_dataset("digit-mix", usps_dir)
 
 
-def test_image_size_resizes_any_source_but_not_what_has_it(read, mnist_dir):
-    assert read("digits", image_size=16).inputs.shape[1:] == (1, 16, 16)
-    assert read("mnist", mnist_dir, image_size=14).inputs.shape == (500, 1, 14, 14)
+def test_image_size_resizes_any_source_but_not_what_has_it(read_dataset, mnist_dir):
+    assert read_dataset("digits", image_size=16).inputs.shape[1:] == (1, 16, 16)
+    assert read_dataset("mnist", mnist_dir, image_size=14).inputs.shape == (500, 1, 14, 14)
     grey = np.full((3, 1, 8, 8), 77, dtype=np.uint8)
     assert (resized(grey, 20) == 77).all()
     assert resized(grey, 8) is resized(grey, 0) is grey
 
 
-def test_a_domain_folder_has_its_domains_and_classes_and_nothing_hidden(read, domain_dir):
+def test_a_domain_folder_has_its_domains_and_classes_and_nothing_hidden(read_dataset, domain_dir):
     """Photos are bluish and sketches reddish, so that channel 2, or 0, is 200 everywhere."""
     (domain_dir / "photo" / "cat" / "notes.txt").write_text("not an image")
     (domain_dir / "photo" / "cat" / ".hidden.png").write_text("not an image either")
     (domain_dir / ".git" / "cat").mkdir(parents=True)
 
-    data = read("domain-folder", domain_dir)
+    data = read_dataset("domain-folder", domain_dir)
 
     assert data.inputs.shape == (40, 3, 64, 64)
     assert data.domain_names == ("photo", "sketch")
@@ -115,13 +115,13 @@ def test_a_domain_folder_has_its_domains_and_classes_and_nothing_hidden(read, do
     assert (data.inputs[data.domains == 1, 0] == 200).all()
 
 
-def test_folders_that_macos_has_named(read, domain_dir):
+def test_folders_that_macos_has_named(read_dataset, domain_dir):
     """The two spellings of an umlaut name one domain, and one class."""
     (domain_dir / "photo").rename(domain_dir / "Bu\u0308ro")
     (domain_dir / "sketch/dog").rename(domain_dir / "sketch/Ku\u0308ken")
     write_image(domain_dir / "B\u00fcro/K\u00fcken/0.png")
 
-    data = read("domain-folder", domain_dir, classes="cat,Ku\u0308ken")
+    data = read_dataset("domain-folder", domain_dir, classes="cat,Ku\u0308ken")
 
     assert data.classes == ("cat", "K\u00fcken")
     assert data.domain_names == ("B\u00fcro", "sketch")
@@ -129,10 +129,10 @@ def test_folders_that_macos_has_named(read, domain_dir):
     assert np.bincount(data.labels[data.domains == 1]).tolist() == [8, 8]
 
 
-def test_image_folder_with_classes_in_the_order_given(read, domain_dir):
+def test_image_folder_with_classes_in_the_order_given(read_dataset, domain_dir):
     """``classes`` gives the order, and may name one that this site lacks, fox."""
     sketches = domain_dir / "sketch"
-    data = read("image-folder", sketches, image_size=12, classes="owl, dog, cat, fox")
+    data = read_dataset("image-folder", sketches, image_size=12, classes="owl, dog, cat, fox")
     assert data.inputs.shape == (24, 3, 12, 12)
     assert data.domain_names == ()
     assert data.classes == ("owl", "dog", "cat", "fox")
@@ -140,29 +140,29 @@ def test_image_folder_with_classes_in_the_order_given(read, domain_dir):
 
     (sketches / "fox").mkdir()
     with refused(r"the folder 'fox' in .* is a class without an image there \(\.avif, "):
-        read("image-folder", sketches)
+        read_dataset("image-folder", sketches)
 
 
-def test_classes_picks_folders_of_a_domain_folder(read, domain_dir):
+def test_classes_picks_folders_of_a_domain_folder(read_dataset, domain_dir):
     """As FedPLVM takes ten of DomainNet's 345 classes; `owl` is in one of the two domains only."""
     where = ("domain-folder", domain_dir)
-    data = read(*where, classes="owl,cat")
+    data = read_dataset(*where, classes="owl,cat")
     assert data.classes == ("owl", "cat")
     assert_array_equal(np.bincount(data.labels), [8, 16])
 
     with refused(r"classes = 'cat,fox': no domain in .* has images in a folder 'fox'"):
-        read(*where, classes="cat,fox")
+        read_dataset(*where, classes="cat,fox")
 
     # A site may lack a class that others have, `fox` or `dogs`. A name that differs from one of its
     # folders in case and punctuation alone is taken for a misspelling.
     for classes in ("cat,fox", "cat,dogs"):
-        assert len(read(*where, partition="own", classes=classes).classes) == 2
+        assert len(read_dataset(*where, partition="own", classes=classes).classes) == 2
     for classes in ("cat,Dog", "cat,do_g"):
         with refused(r"does not list the folder .*dog; is it misspelt\?"):
-            read(*where, partition="own", classes=classes)
+            read_dataset(*where, partition="own", classes=classes)
 
 
-def test_a_damaged_file_is_named(read, domain_dir, mnist_dir):
+def test_a_damaged_file_is_named(read_dataset, domain_dir, mnist_dir):
     (domain_dir / "photo" / "dog" / "broken.jpg").write_bytes(b"\xff\xd8\xff nothing")
     (mnist_dir / "MNIST" / "raw" / "train-images-idx3-ubyte").write_bytes(b"\x00\x00\x08\x03\x00")
     for dataset, folder, said in (
@@ -170,7 +170,7 @@ def test_a_damaged_file_is_named(read, domain_dir, mnist_dir):
         ("mnist", mnist_dir, "'mnist': torchvision cannot read"),
     ):
         with refused(said):
-            read(dataset, folder)
+            read_dataset(dataset, folder)
 
 
 def manifest_of(folder, without):
@@ -189,7 +189,7 @@ def manifest_of(folder, without):
 
 
 @pytest.mark.parametrize("dataset", ["domain-folder", "image-folder", "manifest"])
-def test_some_files_may_be_unreadable_and_are_named(dataset, read, domain_dir, capsys):
+def test_some_files_may_be_unreadable_and_are_named(dataset, read_dataset, domain_dir, capsys):
     """The data are those of a folder without them, to the bit.
 
     Three files are cut in half, as many as ``max-unreadable`` allows here.
@@ -205,7 +205,7 @@ def test_some_files_may_be_unreadable_and_are_named(dataset, read, domain_dir, c
     def found_with(share, without):
         """Read the data with this ``max-unreadable``, from a manifest ``without`` some files."""
         path = where.get(dataset) or manifest_of(domain_dir, without)
-        return read(dataset, path, max_unreadable=share)
+        return read_dataset(dataset, path, max_unreadable=share)
 
     number = len(list(where.get(dataset, domain_dir).rglob("*.png")))
     found = found_with(3 / number, set())
@@ -226,11 +226,11 @@ def test_some_files_may_be_unreadable_and_are_named(dataset, read, domain_dir, c
         assert getattr(found, name) == getattr(wanted, name)
 
 
-def test_no_class_may_be_unreadable(read, domain_dir):
+def test_no_class_may_be_unreadable(read_dataset, domain_dir):
     for file in (domain_dir / "sketch" / "owl").iterdir():
         file.write_bytes(b"no image")
     with refused("no image of owl can be read"):
-        read("image-folder", domain_dir / "sketch", max_unreadable=0.5)
+        read_dataset("image-folder", domain_dir / "sketch", max_unreadable=0.5)
 
 
 def test_photos_are_upright(tmp_path):
@@ -262,31 +262,31 @@ def test_photos_are_upright(tmp_path):
     ("Cat", "cat", "labels 'Cat', 'cat' are alike but for capitals"),
 ])  # fmt: skip
 def test_links_that_lead_nowhere_or_to_folders_and_like_names_are_refused(
-    read, domain_dir, name, target, said
+    read_dataset, domain_dir, name, target, said
 ):
     """``name`` becomes a link to ``target``."""
     photos = domain_dir / "photo"
     (photos / name).symlink_to(photos / target)
     with refused(said):
-        read("image-folder", photos)
+        read_dataset("image-folder", photos)
 
 
 @pytest.mark.parametrize("dataset", ["mnist", "usps", "image-folder", "domain-folder", "arrays"])
-def test_a_data_dir_that_is_missing_or_empty_is_refused(read, tmp_path, dataset):
+def test_a_data_dir_that_is_missing_or_empty_is_refused(read_dataset, tmp_path, dataset):
     with refused(rf"data-dir = ''.*'{dataset}'"):
-        read(dataset)
+        read_dataset(dataset)
     with refused(r"data-dir = .*there is no such (file or )?folder"):
-        read(dataset, tmp_path / "nowhere")
+        read_dataset(dataset, tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()
     said = "data-dir = .*none there" if dataset == "arrays" else "data-dir = "
     with refused(said):
-        read(dataset, tmp_path / "empty")
+        read_dataset(dataset, tmp_path / "empty")
 
 
-def test_a_changed_folder_is_read_anew(read, domain_dir):
-    assert len(read("domain-folder", domain_dir).labels) == 40
+def test_a_changed_folder_is_read_anew(read_dataset, domain_dir):
+    assert len(read_dataset("domain-folder", domain_dir).labels) == 40
     write_image(domain_dir / "photo" / "cat" / "new.png", (1, 2, 3))
-    assert len(read("domain-folder", domain_dir).labels) == 41
+    assert len(read_dataset("domain-folder", domain_dir).labels) == 41
 
 
 def test_files_are_decoded_in_their_order_and_it_says_how_far_it_is(
@@ -355,12 +355,12 @@ def test_several_pages_or_frames_are_refused_but_not_of_a_phones_photo(tmp_path)
 
 
 @pytest.mark.parametrize("own_folder", [False, True])
-def test_torchvision_set_has_both_parts(own_folder, read, mnist_dir):
+def test_torchvision_set_has_both_parts(own_folder, read_dataset, mnist_dir):
     """The files may lie in a folder of their own."""
     if own_folder:
         (mnist_dir / "MNIST" / "MNIST").mkdir()
         (mnist_dir / "MNIST" / "raw").rename(mnist_dir / "MNIST" / "MNIST" / "raw")
-    data = read("mnist", mnist_dir)
+    data = read_dataset("mnist", mnist_dir)
     assert data.inputs.shape == (500, 1, 28, 28)
     assert_array_equal(data.official, np.arange(500) >= 400)
     numbers = data.inputs[:, 0, 0, :2].astype(int) @ [256, 1]  # as `mnist_dir` writes them
@@ -412,16 +412,18 @@ def test_the_parts_of_a_torchvision_set_become_one_array_of_images(
         assert_array_equal(raw.inputs[0], FakeCifar.data[0].transpose(2, 0, 1))
 
 
-def test_missing_torchvision_file_says_how_to_get_it(read, mnist_dir):
+def test_missing_torchvision_file_says_how_to_get_it(read_dataset, mnist_dir):
     (mnist_dir / "MNIST" / "raw" / "t10k-labels-idx1-ubyte").unlink()
     with refused(r"'mnist': MNIST/raw/t10k-labels.* or set download = true"):
-        read("mnist", mnist_dir)
+        read_dataset("mnist", mnist_dir)
     said = r"there is no such folder \(dataset 'mnist'\); name another, or set download = true"
     with refused(said):
-        read("mnist", mnist_dir / "nowhere")
+        read_dataset("mnist", mnist_dir / "nowhere")
 
 
-def test_a_download_fetches_every_part_once_or_fails(read, data_settings, tmp_path, monkeypatch):
+def test_a_download_fetches_every_part_once_or_fails(
+    read_dataset, data_settings, tmp_path, monkeypatch
+):
     """A stand-in for torchvision's USPS notes which parts are fetched."""
     fetched = []
 
@@ -445,4 +447,4 @@ def test_a_download_fetches_every_part_once_or_fails(read, data_settings, tmp_pa
 
     monkeypatch.setattr("torchvision.datasets.USPS", offline)
     with refused(r"download = true: torchvision could not fetch USPS \(no network\)"):
-        read("usps", tmp_path, download=True)
+        read_dataset("usps", tmp_path, download=True)

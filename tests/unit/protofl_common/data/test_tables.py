@@ -25,15 +25,15 @@ CLEAN = {"drop": "id,admitted", "one_hot": "sex:f|m", "impute": "median"}
 
 
 @pytest.fixture
-def opened(opened):
-    """``opened(text)``: the table of a CSV file with these lines."""
-    return partial(opened, "arrays", "t.csv")
+def write_and_read(write_and_read):
+    """``write_and_read(text)``: write these lines into ``t.csv``, and return the table."""
+    return partial(write_and_read, "arrays", "t.csv")
 
 
-def test_every_bad_column_is_in_one_message_with_what_to_do(opened):
+def test_every_bad_column_is_in_one_message_with_what_to_do(write_and_read):
     """Four of five columns are bad; the last line has a cure for all."""
     with pytest.raises(DataError) as caught:
-        opened(MESSY)
+        write_and_read(MESSY)
     first, *lines, last = str(caught.value).splitlines()
     assert first.endswith("t.csv: 4 columns cannot be used as they are")
     bad_columns = [f"line 2, column '{name}'" for name in ("id", "admitted", "sex", "chol")]
@@ -46,37 +46,37 @@ def test_every_bad_column_is_in_one_message_with_what_to_do(opened):
     assert last.strip() == 'all: drop="id,admitted" one-hot="sex:f|m" impute="median"'
 
 
-def test_no_cure_is_named_for_gaps_that_are_filled_in_already(opened):
+def test_no_cure_is_named_for_gaps_that_are_filled_in_already(write_and_read):
     """The column has a text and a gap; `impute=mean` of the user is not to become `median`."""
     with pytest.raises(DataError) as caught:
-        opened("age,label\nold,sick\n,well\n60,sick\n70,well\n", impute="mean")
+        write_and_read("age,label\nold,sick\n,well\n60,sick\n70,well\n", impute="mean")
 
     assert "line 2, column 'age': 'old'" in str(caught.value)
     assert "impute" not in str(caught.value)
 
 
-def test_with_what_the_last_line_says_the_table_can_be_used(opened):
-    assert opened(MESSY, **CLEAN).columns == ("sex:f|m", "age", "chol")
+def test_with_what_the_last_line_says_the_table_can_be_used(write_and_read):
+    assert write_and_read(MESSY, **CLEAN).columns == ("sex:f|m", "age", "chol")
 
 
-def test_a_minus_is_a_gap_unless_it_is_the_result_of_a_test(opened):
+def test_a_minus_is_a_gap_unless_it_is_the_result_of_a_test(write_and_read):
     table = "a,b,label\n+,1,x\n-,-,y\n+,3,x\n-,4,y\n"
     with refused(r'name its categories \(4 of 4 values\): one-hot="a:\+\|-"'):
-        opened(table, impute="mean")
-    data = opened(table, impute="mean", one_hot="a:+|-")
+        write_and_read(table, impute="mean")
+    data = write_and_read(table, impute="mean", one_hot="a:+|-")
     assert data.inputs[0].tolist() == [1, 0, 1]
     assert np.isnan(data.inputs[1]).tolist() == [False, False, True]
 
 
-def test_categories_are_columns_of_zero_and_one_and_gaps_stay_open(opened):
+def test_categories_are_columns_of_zero_and_one_and_gaps_stay_open(write_and_read):
     """A gap in a category is 0 in all its columns; one in a number is NaN until it is filled."""
-    data = opened(MESSY, **CLEAN)
+    data = write_and_read(MESSY, **CLEAN)
     sexes = [[1, 0], [0, 1], [0, 0], [0, 1], [1, 0]]  # f, m, a gap, m, f
     assert data.inputs[:, :2].tolist() == sexes
     assert data.inputs[:, 2].tolist() == [40, 50, 60, 70, 80]
     assert np.isnan(data.inputs[:, 3]).tolist() == [True, False, True, False, False]
 
-    of_another_order = opened(MESSY, columns="age, sex", one_hot="sex:m|f", impute="mean")
+    of_another_order = write_and_read(MESSY, columns="age, sex", one_hot="sex:m|f", impute="mean")
     assert of_another_order.inputs[0].tolist() == [40, 0, 1]
 
 
@@ -86,7 +86,7 @@ def test_categories_that_are_numbers_may_be_spelt_as_any_number():
     assert inputs.argmax(axis=1).tolist() == [0, 0, 1, 1]
 
 
-def test_a_column_whose_samples_lose_what_tells_them_apart_is_named(opened, capsys):
+def test_a_column_whose_samples_lose_what_tells_them_apart_is_named(write_and_read, capsys):
     """A model gets float32, in which 2²⁴ and 2²⁴ + 1 are one number.
 
     A column that says the label in other words is named too.
@@ -96,7 +96,7 @@ def test_a_column_whose_samples_lose_what_tells_them_apart_is_named(opened, caps
         label = row % 2
         text += f"{16777216 + row},{1e9 + 1e7 * row},0.1,{label + 3},{label},{label}\n"
 
-    data = opened(text, drop="gone")
+    data = write_and_read(text, drop="gone")
 
     assert data.inputs[1, 0] == 16777216
     first, second = capsys.readouterr().err.splitlines()
@@ -121,9 +121,9 @@ def test_a_column_whose_samples_lose_what_tells_them_apart_is_named(opened, caps
     (CLEAN | {"columns": "age"}, "one-hot: .* has no column 'sex' for the inputs; those are: age"),
     (CLEAN | {"columns": "age,label"}, "columns: .* has no column 'label' for the inputs"),
 ])  # fmt: skip
-def test_what_no_definition_covers_is_refused(opened, settings, said):
+def test_what_no_definition_covers_is_refused(write_and_read, settings, said):
     with refused(said):
-        opened(MESSY, **settings)
+        write_and_read(MESSY, **settings)
 
 
 @pytest.mark.parametrize(("changes", "said"), [
@@ -131,22 +131,22 @@ def test_what_no_definition_covers_is_refused(opened, settings, said):
     ({"one_hot": "cp:1|1.0"}, "must be COLUMN:CATEGORY"),
     ({"drop": "id", "dataset": "text-csv"}, "drop = 'id': only for a table of your own"),
 ])  # fmt: skip
-def test_a_wrong_definition_is_refused_before_reading(open_all, changes, said):
+def test_a_wrong_definition_is_refused_before_reading(open_clients, changes, said):
     with refused(said):
-        open_all(2, **{"dataset": "arrays", "data_dir": "absent", **changes})
+        open_clients(2, **{"dataset": "arrays", "data_dir": "absent", **changes})
 
 
-def test_a_text_in_parquet_that_is_no_text_is_refused(read, tmp_path):
+def test_a_text_in_parquet_that_is_no_text_is_refused(read_dataset, tmp_path):
     # a column of one text that is a single byte, and no UTF-8
     offsets = pa.array([0, 1], pa.int32()).buffers()[1]
     no_utf8 = pa.Array.from_buffers(pa.string(), 1, [None, offsets, pa.py_buffer(b"\x80")])
     columns = {"a": [1.5], "label": no_utf8}
     parquet.write_table(pa.table(columns), tmp_path / "t.parquet")
     with refused(r"t\.parquet cannot be read as Parquet \(.*utf-8"):
-        read("arrays", tmp_path)
+        read_dataset("arrays", tmp_path)
 
 
-def test_parquet_has_numbers_texts_and_gaps_of_its_own(read, tmp_path):
+def test_parquet_has_numbers_texts_and_gaps_of_its_own(read_dataset, tmp_path):
     """Truth values are 0 and 1; lists and huge numbers are refused unless they are dropped."""
     columns = {
         "a": [1.5, None],
@@ -162,7 +162,7 @@ def test_parquet_has_numbers_texts_and_gaps_of_its_own(read, tmp_path):
     parquet.write_table(pa.table(columns), tmp_path / "t.parquet")
     sexes = {"one_hot": "sex: f | m"}
 
-    data = read("arrays", tmp_path, **sexes, impute="mean", drop="v,z")
+    data = read_dataset("arrays", tmp_path, **sexes, impute="mean", drop="v,z")
     inputs = np.nan_to_num(data.inputs, nan=-1)
     assert inputs.tolist() == [[1.5, 1, 0, 1, 0.5], [-1, 0, 0, 0, 2.5]]
     assert data.classes == ("x", "y")
@@ -175,7 +175,7 @@ def test_parquet_has_numbers_texts_and_gaps_of_its_own(read, tmp_path):
         r"row 1, column 'z': 1e\+300 has a number that is too large",
     ]
     with refused(r"(.|\n)*".join(bad_columns)):
-        read("arrays", tmp_path, **sexes)
+        read_dataset("arrays", tmp_path, **sexes)
 
 
 # -- what values are fitted on
@@ -204,15 +204,15 @@ def table(test=0.0, south=0.0, validation=0.0):
     return text
 
 
-def seen(client):
-    """Return the training inputs as a model is given them."""
+def trained_on(client):
+    """Return the training inputs as a model is given them: gaps are filled, values scaled."""
     return normalised(client.train_inputs, client.mean, client.std, torch.device("cpu")).tolist()
 
 
 @pytest.mark.parametrize("standardise", ["auto", "client", "pooled"])
 @pytest.mark.parametrize("impute", ["mean", "median"])
 def test_neither_test_samples_nor_other_clients_change_what_is_trained_on(
-    opened, open_all, tmp_path, standardise, impute
+    write_and_read, open_clients, tmp_path, standardise, impute
 ):
     """The table is read again with other values in the rows that must not matter."""
     own = {"dataset": "arrays", "data_dir": str(tmp_path / "t.csv"), "partition": "natural"}
@@ -220,57 +220,61 @@ def test_neither_test_samples_nor_other_clients_change_what_is_trained_on(
 
     def clients_of(text):
         """Write the table, and return what the two clients have of it."""
-        opened(text, impute=impute)
-        clients = open_all(2, **own, train_samples=0)
+        write_and_read(text, impute=impute)
+        clients = open_clients(2, **own, train_samples=0)
         assert np.isfinite(clients[0].train_inputs).all()
         assert np.isfinite(clients[0].test_inputs).all()
         return clients
 
     north, south = clients_of(table())
     north_of_other_tests, south_of_other_tests = clients_of(table(test=1e4))
-    assert seen(north_of_other_tests) == seen(north)
-    assert seen(south_of_other_tests) == seen(south)
+    assert trained_on(north_of_other_tests) == trained_on(north)
+    assert trained_on(south_of_other_tests) == trained_on(south)
     assert north_of_other_tests.fill == north.fill
 
     north_of_other_validation, _ = clients_of(table(validation=1e4))
-    assert seen(north_of_other_validation) == seen(north)
+    assert trained_on(north_of_other_validation) == trained_on(north)
 
     north_beside_other_south, _ = clients_of(table(south=1e4))
     is_apart = standardise != "pooled"  # pooled values are of all clients' training samples
-    assert (seen(north_beside_other_south) == seen(north)) == is_apart
+    assert (trained_on(north_beside_other_south) == trained_on(north)) == is_apart
     assert (north_beside_other_south.fill == north.fill) == is_apart
     if is_apart:
-        assert np.allclose(np.mean(seen(north), axis=0), 0, atol=1e-6)
-        assert np.allclose(np.std(seen(north), axis=0), 1, atol=1e-6)
+        assert np.allclose(np.mean(trained_on(north), axis=0), 0, atol=1e-6)
+        assert np.allclose(np.std(trained_on(north), axis=0), 1, atol=1e-6)
 
 
-def test_a_split_made_here_leaks_nothing_either(opened, open_all, tmp_path):
+def test_a_split_made_here_leaks_nothing_either(write_and_read, open_clients, tmp_path):
     """The split is ours for bundled tables, and where a file marks no test samples.
 
-    Test samples are changed to -99: what is trained on must stay as it was.
+    The table is read once to learn which of its values are test samples, and again with -99 in the
+    place of these: what is trained on must stay as it was.
     """
     values = np.arange(40)
 
     def client_of(values):
-        """Return the only client of a table with this column and two classes in turn."""
+        """Write a table with this column and two classes in turn; return its only client."""
         rows = [f"{value},{'xy'[row % 2]}\n" for row, value in enumerate(values)]
-        opened("a,label\n" + "".join(rows))
-        (client,) = open_all(1, dataset="arrays", data_dir=str(tmp_path / "t.csv"), partition="own")
+        write_and_read("a,label\n" + "".join(rows))
+        (client,) = open_clients(
+            1, dataset="arrays", data_dir=str(tmp_path / "t.csv"), partition="own"
+        )
         assert client.mean == (client.train_inputs.mean(dtype=np.float64),)
         return client
 
     client = client_of(values)
-    with_other_tests = client_of(np.where(np.isin(values, client.test_inputs), -99, values))
-    assert seen(with_other_tests) == seen(client)
+    is_test = np.isin(values, client.test_inputs)  # no two values are equal
+    with_other_tests = client_of(np.where(is_test, -99, values))
+    assert trained_on(with_other_tests) == trained_on(client)
 
-    for client in open_all(3, dataset="wine", partition="iid"):
+    for client in open_clients(3, dataset="wine", partition="iid"):
         np.testing.assert_allclose(client.mean, client.train_inputs.mean(axis=0), rtol=1e-5)
 
 
-def test_a_sample_that_clients_share_counts_once_in_the_pooled_scale(open_all):
+def test_a_sample_that_clients_share_counts_once_in_the_pooled_scale(open_clients):
     """Four clients share samples where a class has run out."""
     shared = {"partition": "n-way-k-shot", "ways": 3, "ways_stdev": 0, "shots": 30}
-    clients = open_all(4, dataset="wine", **shared, train_samples=0, standardise="pooled")
+    clients = open_clients(4, dataset="wine", **shared, train_samples=0, standardise="pooled")
 
     samples = np.concatenate([client.train_inputs for client in clients])
     each_once = np.unique(samples, axis=0)
@@ -278,19 +282,21 @@ def test_a_sample_that_clients_share_counts_once_in_the_pooled_scale(open_all):
     np.testing.assert_allclose(clients[0].mean, each_once.mean(axis=0), rtol=1e-5)
 
 
-def test_images_are_normalised_by_the_data_set_unless_asked(open_all):
+def test_images_are_normalised_by_the_data_set_unless_asked(open_clients):
     """``standardise``: "client" is by each client's own images, "pooled" by all clients'."""
-    whole = open_all(2)
+    whole = open_clients(2)
     assert whole[0].mean == whole[1].mean
 
-    alone = open_all(2, standardise="client")
+    alone = open_clients(2, standardise="client")
     assert alone[0].mean != alone[1].mean
 
-    pooled = open_all(2, standardise="pooled")
+    pooled = open_clients(2, standardise="pooled")
     assert pooled[0].mean == pooled[1].mean != whole[0].mean
 
 
-def test_a_feature_without_a_value_at_a_client_is_nought_there(opened, open_all, tmp_path):
+def test_a_feature_without_a_value_at_a_client_is_nought_there(
+    write_and_read, open_clients, tmp_path
+):
     """South has no value of ``a``, and so no mean to fill in: its model is given 0."""
     lines = []
     for line in table().splitlines():
@@ -298,11 +304,11 @@ def test_a_feature_without_a_value_at_a_client_is_nought_there(opened, open_all,
             _, others = line.split(",", 1)
             line = f",{others}"
         lines.append(f"{line}\n")
-    opened("".join(lines), impute="mean")
+    write_and_read("".join(lines), impute="mean")
 
     own = {"dataset": "arrays", "data_dir": str(tmp_path / "t.csv"), "partition": "natural"}
-    _, south = open_all(2, **own, test_from="official-own", impute="mean")
-    assert {row[0] for row in seen(south)} == {0.0}
+    _, south = open_clients(2, **own, test_from="official-own", impute="mean")
+    assert {row[0] for row in trained_on(south)} == {0.0}
 
 
 # -- classes

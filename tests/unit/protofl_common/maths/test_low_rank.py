@@ -21,12 +21,12 @@ def test_a_matrix_whose_energy_takes_all_its_values_goes_as_it_is():
     A loop that looked for the rank and never found it would leave zeros instead.
     """
     weight = torch.eye(6)
-    assert factors(weight, 0.9) is None
+    assert factors(weight, energy=0.9) is None
     assert torch.equal(compress({"w": weight}, 0.9)["w"], weight)
 
 
 def test_no_change_is_two_thin_zeros():
-    left, right = factors(torch.zeros(8, 8), 0.95)
+    left, right = factors(torch.zeros(8, 8), energy=0.95)
     assert left.shape == (8, 1)
     assert right.shape == (1, 8)
     assert torch.equal(left @ right, torch.zeros(8, 8))

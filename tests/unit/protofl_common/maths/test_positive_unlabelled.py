@@ -69,7 +69,7 @@ def test_against_a_float64_loop_and_gradients(seed, non_negative):
 
 @pytest.mark.parametrize("size", [1, 7, 10, 60])
 def test_the_mean_over_an_epochs_batches_is_the_risk_of_all_samples(size):
-    """So it is when some batches have no labelled sample, or no unlabelled one.
+    """This also holds if some batches have no labelled sample, or no unlabelled one.
 
     And when the last batch is smaller: batches are weighted by their sizes.
     """
@@ -108,17 +108,25 @@ def test_labels_hidden_at_random_give_the_risk_of_knowing_them_all():
 
 @pytest.mark.parametrize("non_negative", [False, True])
 def test_batches_without_labelled_or_without_unlabelled_samples(non_negative):
-    """Both have finite risks and gradients; a client has 4 labelled and 8 unlabelled samples."""
-    counts = torch.tensor([2, 2, 0])
-    unlabelled = torch.tensor([-1, -1, -1])
-    risk = positive_unlabelled_risk(LOGITS, unlabelled, counts, 8, non_negative)
+    """Both kinds of batches have finite risks and gradients.
 
-    # three of the client's 12 samples, of which 8 are unlabelled; each class has this risk
-    assert risk.item() == pytest.approx((2 * QUARTER + HALF) / (8 * 3 / 12))
+    The client has 4 labelled and 8 unlabelled samples.
+    """
+    of_client = {
+        "labelled_C": torch.tensor([2, 2, 0]),
+        "unlabelled": 8,
+        "non_negative": non_negative,
+    }
+    without_labels = torch.tensor([-1, -1, -1])
+    risk = positive_unlabelled_risk(LOGITS, without_labels, **of_client)
+
+    # a batch of three of the client's 12 samples has so many unlabelled ones on average
+    expected_unlabelled = 8 * 3 / 12
+    assert risk.item() == pytest.approx((2 * QUARTER + HALF) / expected_unlabelled)
 
     logits = LOGITS.clone().requires_grad_()
     labelled = torch.tensor([0, 1, 0])
-    risk = positive_unlabelled_risk(logits, labelled, counts, 8, non_negative)
+    risk = positive_unlabelled_risk(logits, labelled, **of_client)
     risk.backward()
 
     assert torch.isfinite(logits.grad).all()

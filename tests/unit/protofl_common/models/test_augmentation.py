@@ -59,7 +59,7 @@ def test_stages_end_where_maps_get_smaller(arch):
 
 @pytest.mark.parametrize("arch", ["mnist-cnn", "resnet6-imagenet-stem", "text-cnn"])
 def test_it_acts_while_training_only_and_leaves_no_trace_in_the_network(arch):
-    """It is compared with a plain network of the same weights.
+    """A network that augments is compared with a plain one of the same weights.
 
     The two are equal in evaluation and differ while training. Of the augmentation's own numbers,
     training moves the averages and leaves the coefficients.

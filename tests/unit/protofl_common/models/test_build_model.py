@@ -90,7 +90,7 @@ def test_heads_have_named_parts_and_those_without_a_hidden_layer_can_be_exchange
     "arch", ["mnist-cnn", "htcnn-4", net.PROJECTION, *SOME[:2], "googlenet", "mobilenet-v2+fc256"]
 )
 def test_weights_follow_from_the_seed_alone(arch):
-    """They do not depend on PyTorch's random state, and leave it as it is."""
+    """Building a model does not read PyTorch's random state, and leaves it as it is."""
 
     def weights(seed):
         return list(build(arch, seed=seed).state_dict().values())
@@ -230,8 +230,14 @@ def test_inputs_of_another_type_are_refused():
 
 def test_every_architecture_is_a_known_body_with_or_without_a_hidden_layer_in_its_head():
     assert sorted([*VISION, *TABLE, *SIGNAL, *TEXT]) == sorted(net.BODIES)
-    assert {net.body_and_hidden(arch)[0] for arch in net.ARCHITECTURES} == set(net.BODIES)
-    assert {net.body_and_hidden(arch)[1] for arch in net.ARCHITECTURES} == {0, 128, 256, 512}
+    bodies = set()
+    widths = set()  # of the hidden layer; 0: there is none
+    for arch in net.ARCHITECTURES:
+        body, width = net.body_and_hidden(arch)
+        bodies.add(body)
+        widths.add(width)
+    assert bodies == set(net.BODIES)
+    assert widths == {0, 128, 256, 512}
     assert net.body_and_hidden("resnet34-imagenet-stem+fc256") == ("resnet34-imagenet-stem", 256)
     assert net.ARCHITECTURES["googlenet+fc512"] == "googlenet, head: fc 512, C"
 

@@ -162,7 +162,7 @@ def test_other_optimizers_are_left_alone(name):
 
 @pytest.mark.parametrize("parts", [("weight",), ("weight", "bias"), ("bias",)])
 def test_frozen_parts_stay_while_the_rest_takes_its_steps(parts):
-    """They stay though the optimizer knows them, and has momentum and weight decay."""
+    """Frozen weights stay though the optimizer knows them, and has momentum and weight decay."""
     ours = small_model()
     reference = small_model()
     for model in (ours, reference):

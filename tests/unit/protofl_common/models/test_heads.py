@@ -88,7 +88,7 @@ ARCHS = [
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_a_frozen_head_stays_while_everything_else_trains(arch, momentum, monkeypatch):
-    """It stays under weight decay, with steps inside backward (`fused_linears`).
+    """The head stays under weight decay, and with steps inside backward (`fused_linears`).
 
     The optimizer knows the frozen parameters.
     """
@@ -134,20 +134,20 @@ def test_clients_have_the_same_head_by_the_same_head_seed_whatever_their_bodies(
     def weight(arch, seed, head_seed):
         return build(arch, "orthogonal-frozen", seed, head_seed).head.weight
 
-    shared = weight("cnn4", 1, 7)
-    assert torch.equal(weight("htcnn-2", 2, 7), shared)
-    assert torch.equal(weight("googlenet+fc512", 3, 7), shared)
-    assert not torch.equal(weight("cnn4", 1, 8), shared)
+    shared = weight("cnn4", seed=1, head_seed=7)
+    assert torch.equal(weight("htcnn-2", seed=2, head_seed=7), shared)
+    assert torch.equal(weight("googlenet+fc512", seed=3, head_seed=7), shared)
+    assert not torch.equal(weight("cnn4", seed=1, head_seed=8), shared)
 
-    own = weight("cnn4", 1, None)
-    assert torch.equal(weight("cnn4", 1, None), own)
-    assert not torch.equal(weight("cnn4", 2, None), own)
+    own = weight("cnn4", seed=1, head_seed=None)
+    assert torch.equal(weight("cnn4", seed=1, head_seed=None), own)
+    assert not torch.equal(weight("cnn4", seed=2, head_seed=None), own)
 
 
 @pytest.mark.parametrize("arch", ["cnn4", "resnet18-imagenet-stem+fc128"])
 @pytest.mark.parametrize("head", ["trainable", "orthogonal-shared"])
 def test_a_head_alone_is_like_that_of_a_whole_model(arch, head):
-    """It has the same shapes; an orthogonal one has the directions of a client's frozen head."""
+    """A server's head has the shapes of a client's; an orthogonal one has the same directions."""
     is_orthogonal = head == "orthogonal-shared"
     alone = head_alone(arch, head)
 

@@ -75,7 +75,8 @@ FIRST = {
 
 @pytest.mark.parametrize("arch", FIRST)
 def test_fewer_channels_only_shorten_the_first_convolution(arch):
-    assert count(arch, 64, channels=3) - count(arch, 64, channels=1) == 2 * FIRST[arch]
+    of_two_channels = count(arch, 64, channels=3) - count(arch, 64, channels=1)
+    assert of_two_channels == 2 * FIRST[arch]
 
 
 def test_resnets_of_up_to_ten_layers():

@@ -233,7 +233,8 @@ def test_no_sample_changes_class_moments_by_more_than_the_noise_is_for(clip):
     torch.manual_seed(1)
     lengths = []
     for trial in range(100):
-        x_NF = torch.randn(8, F) * 4 ** float(torch.randn(()))
+        length = 4 ** float(torch.randn(()))  # of features, far above ``clip`` or far below
+        x_NF = torch.randn(8, F) * length
         labels_N = torch.randint(3, (8,))
         if trial < len(ODD_SAMPLES):
             x_NF[-1] = torch.tensor(ODD_SAMPLES[trial])
@@ -241,10 +242,10 @@ def test_no_sample_changes_class_moments_by_more_than_the_noise_is_for(clip):
         with_last = released(x_NF, labels_N, clip, noise=0.0)
         without_last = released(x_NF[:-1], labels_N[:-1], clip, noise=0.0)
 
-        square = 0.0
+        squared_length = 0.0
         for name, part in PARTS.items():
-            square += part * ((with_last[name] - without_last[name]) ** 2).sum()
-        lengths.append(np.sqrt(square))
+            squared_length += part * ((with_last[name] - without_last[name]) ** 2).sum()
+        lengths.append(np.sqrt(squared_length))
 
     assert max(lengths) <= 1 + 1e-9
     assert max(lengths) > 0.999

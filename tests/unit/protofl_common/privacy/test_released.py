@@ -22,7 +22,8 @@ LABELS = torch.arange(12) % 3
 
 def noisy():
     """Return class means with noise, the same ones at every call."""
-    return private_class_means(FEATURES, LABELS, 3, 1.0, 0.01, np.random.default_rng(0))
+    draw = np.random.default_rng(0)
+    return private_class_means(FEATURES, LABELS, 3, clip=1.0, noise=0.01, draw=draw)
 
 
 @pytest.fixture
@@ -51,12 +52,16 @@ def test_an_array_is_known_by_its_content(released):
 def test_what_is_computed_from_released_arrays_alone_is_released(released):
     """``post_processed`` calls a function of released arrays, and adds what it returns."""
     released.add([noisy(), torch.tensor([3, 9])])
-    kept = released.post_processed(large_enough, noisy(), 2)
-    more = released.post_processed(noised_prototypes, kept, "gaussian 0.1 0", 1)
+    of_two_samples = released.post_processed(large_enough, noisy(), 2)
+    with_more_noise = released.post_processed(
+        noised_prototypes, of_two_samples, "gaussian 0.1 0", 1
+    )
 
-    assert released.covers(more)
-    assert not torch.equal(more.means, noisy().means)
-    assert released.post_processed(large_counts, torch.tensor([3, 9]), 5).tolist() == [0, 9]
+    assert released.covers(with_more_noise)
+    assert not torch.equal(with_more_noise.means, noisy().means)
+
+    of_five_samples = released.post_processed(large_counts, torch.tensor([3, 9]), 5)
+    assert of_five_samples.tolist() == [0, 9]
     assert released.covers(torch.tensor([0, 9]))
 
 

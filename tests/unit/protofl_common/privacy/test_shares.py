@@ -36,7 +36,7 @@ def test_any_threshold_of_shares_gives_the_secret_and_fewer_do_not():
 
 
 def test_shares_of_no_secret_give_none():
-    """They give p − 1, which is more than 32 bytes can hold."""
+    """The shares give p − 1, which is more than the 32 bytes of a secret can hold."""
     largest = (PRIME - 1).to_bytes(shares.SHARE)
     assert secret_of(dict.fromkeys((1, 2, 3), largest), 3) == b""
 

@@ -75,9 +75,14 @@ def test_several_labels_a_sample():
     ]
     assert task.strata(np.array([[1, 0, -1], [0, 0, 0], [1, 1, 0]])).tolist() == [0, 3, 1]
 
-    outputs = torch.tensor([[2.0, -1, 50], [0, 50, 1]])
-    known = [np.log1p(np.exp(-2)), np.log1p(np.exp(-1)), np.log(2), np.log1p(np.exp(-1))]
-    assert float(task.loss(outputs, labels)) == pytest.approx(np.mean(known))
+    outputs = torch.tensor([[2.0, -1, 50], [0, 50, 1]])  # 50 where the label is not known
+    losses = [  # −log of the probability of each known label, by the logistic function
+        np.log1p(np.exp(-2)),
+        np.log1p(np.exp(-1)),
+        np.log(2),
+        np.log1p(np.exp(-1)),
+    ]
+    assert float(task.loss(outputs, labels)) == pytest.approx(np.mean(losses))
     predicted = task.predicted(outputs)
     assert int(task.correct(predicted, labels)) == 2
     least_certain = [1 / (1 + np.exp(-1)), 0.5]  # of the outputs −1 and 0
@@ -158,9 +163,11 @@ AUC = (AUC_OF_0 + AUC_OF_1) / 2
 
 def test_every_metric_by_hand():
     """`SCORES` and `LABELS` are four samples of two classes among three."""
+    f1_of_0 = 2 * (2 / 3) * 1 / (2 / 3 + 1)  # 2 · precision · recall / (precision + recall)
+    f1_of_1 = 2 * 1 * (1 / 2) / (1 + 1 / 2)
     by_hand = {
-        "balanced-accuracy": pytest.approx(3 / 4),
-        "macro-f1": pytest.approx((4 / 5 + 2 / 3) / 2),
+        "balanced-accuracy": pytest.approx((1 + 1 / 2) / 2),  # the mean recall
+        "macro-f1": pytest.approx((f1_of_0 + f1_of_1) / 2),
         "auc": pytest.approx(AUC),
     }
     assert by_hand.keys() == METRICS.keys()
@@ -169,7 +176,7 @@ def test_every_metric_by_hand():
 
 
 def test_auc_is_of_the_order_of_probabilities():
-    """It is the same for scores that give the same order of each class's probabilities."""
+    """Scores that give the same order of each class's probabilities have the same AUC."""
 
     def auc(scores):
         return evaluate_metrics(["auc"], METRICS, scores, LABELS)["auc"]
@@ -251,7 +258,7 @@ def test_the_error_of_an_auc_is_that_of_resampling():
 
 
 def test_a_threshold_has_the_best_f1_of_all():
-    """It is compared with the F1 at every threshold between two scores.
+    """The F1 at the chosen threshold is compared with that at every threshold between two scores.
 
     Scores are shifted by their thresholds, so that 0 divides them.
     """

@@ -1,4 +1,4 @@
-"""The record of a refusal: read whole, or as the words of somebody unnamed."""
+"""The record of a refusal: read_error_with whole, or as the words of somebody unnamed."""
 
 import json
 from types import SimpleNamespace
@@ -16,8 +16,8 @@ SIGNATURE = "0f" * 64
 HONEST = {"text": "denied", "kind": "waiting", "site": "north", "signature": SIGNATURE}
 
 
-def read(reason):
-    """Return what is read of an error reply with this text."""
+def read_error_with(reason):
+    """Return what is read_error_with of an error reply with this text."""
     reply = SimpleNamespace(error=Error(2, reason))  # a true one wants a Flower run
     return refusal_in(reply)
 
@@ -26,8 +26,8 @@ def test_what_a_site_writes_is_read_as_it_was_written():
     """A text is longest if it has signs that are not printable, each of which becomes several."""
     longest = Refusal(printable("\U0010ffff" * 1000), "waiting", "n" * 100, SIGNATURE)
 
-    assert read(pack_refusal(Refusal(**HONEST))) == Refusal(**HONEST)
-    assert read(pack_refusal(longest)).site == longest.site
+    assert read_error_with(pack_refusal(Refusal(**HONEST))) == Refusal(**HONEST)
+    assert read_error_with(pack_refusal(longest)).site == longest.site
 
 
 @pytest.mark.parametrize("reason", [
@@ -47,7 +47,7 @@ def test_what_a_site_writes_is_read_as_it_was_written():
     json.dumps(HONEST | {"age": 5}),
 ])  # fmt: skip
 def test_what_is_no_whole_record_names_nobody(reason):
-    assert read(reason) == Refusal(printable(reason))
+    assert read_error_with(reason) == Refusal(printable(reason))
 
 
 @pytest.mark.slow
@@ -55,16 +55,16 @@ def test_what_is_no_whole_record_names_nobody(reason):
     st.dictionaries(st.sampled_from([*HONEST, "age"]), VALUES | st.sampled_from([*HONEST.values()]))
 )
 def test_rubbish_is_short_and_plain(changes):
-    """Whatever stands in the record, what is read is fit for a log."""
-    refusal = read(json.dumps(HONEST | changes, default=repr))
+    """Whatever stands in the record, what is read_error_with is fit for a log."""
+    refusal = read_error_with(json.dumps(HONEST | changes, default=repr))
 
     assert refusal.text.isprintable()
     assert len(refusal.text) < 4100  # 500 characters; unprintable ones are written as several
     assert refusal.kind in ("failed", "waiting", "lost-state")
     assert not refusal.site or is_site_name(refusal.site)
-    assert len(refusal.signature) in (0, 128)
+    assert len(refusal.signature) in (0, 128)  # none, or 64 bytes in hexadecimal
 
 
 @given(TEXTS)
 def test_any_text_is_read(reason):
-    assert read(reason).site == ""
+    assert read_error_with(reason).site == ""

@@ -402,7 +402,7 @@ def test_introductions_are_proper_or_refused(data):
     event("accepted")
 
     assert set(content) - {"audit"} == {"site"}  # a site may send the end of its log as well
-    assert len(card.signature) in (0, 128)
+    assert len(card.signature) in (0, 128)  # none, or 64 bytes in hexadecimal
     assert set(values) == set(SITE)
     for key, kind in SITE.items():
         assert type(values[key]) is kind

@@ -104,7 +104,7 @@ def equal_runs(tmp_path):
 
 
 def test_of_equal_runs_the_latest_counts(equal_runs, capsys):
-    """It is the one that ended last, whatever the order of the folders."""
+    """The latest run is the one that ended last, whatever the order of the folders."""
     old, new = equal_runs
     for second, latest in enumerate((old, new, old), start=1):
         edit_summary(latest, ended=2e9 + second)

@@ -37,7 +37,7 @@ def test_lists_and_findings_follow_the_schema(tmp_path, capsys):
 
 
 def test_what_a_site_keeps_is_told_with_its_size_and_places(tmp_path, capsys):
-    """It keeps a model of ten bytes of one run, and has no caches."""
+    """The site keeps a model of ten bytes of one run, and has no caches."""
     state = tmp_path / "first" / "clients" / "north"
     state.mkdir(parents=True)
     (state / "model.safetensors").write_bytes(bytes(10))

@@ -200,7 +200,7 @@ def test_a_run_is_known_by_its_settings_wherever_it_stands_in_the_table(small):
 
 
 def test_a_row_needs_no_settings_and_a_table_no_recipe(small):
-    """They then have the defaults; a number that YAML takes for a text is read as a number."""
+    """Settings that are not given have the defaults; a number that YAML takes for a text is one."""
     defaults = default_run_config()
 
     edit(small, "  FedRep:", "  as it is:\n  FedRep:")
@@ -802,12 +802,14 @@ def test_each_run_has_its_settings_and_a_log(tmp_path, monkeypatch):
 
     assert rounds == [7, 7, 7]
 
-    config, federation = attempts[0]
+    first_attempt, second_attempt, *_ = attempts
+    config, federation = first_attempt
     named = {"seed": 1, "out-dir": f"{tmp_path}/runs", "run-name": "run-1"}
 
     assert config == default_run_config() | named
     assert federation == {"num-supernodes": 2, "client-resources-num-cpus": 2}
-    assert attempts[1][0]["resume"] is True
+    config_of_second, _ = second_attempt
+    assert config_of_second["resume"] is True
 
     log = tmp_path / "logs" / "run-1.log"
     assert log.read_text().startswith("a line of the run\nround  7/20  loss 0.143")
@@ -823,13 +825,12 @@ def test_the_processes_for_all_recipes_start_before_the_progress_is_drawn(
         started.append(federation["client-resources-num-cpus"])
 
     monkeypatch.setattr(machine, "engine_for", start)
-    cell = planned(small)[0]
+    any_cell, *_ = planned(small)
     cells = []
-    for cpus in (1, 2, 1):
-        run = replace(
-            cell.first_run, name=f"{len(cells)}", federation={"client-resources-num-cpus": cpus}
-        )
-        cells.append(replace(cell, runs={0: run}))
+    for number, cpus in enumerate((1, 2, 1)):
+        federation = {"client-resources-num-cpus": cpus}
+        run = replace(any_cell.first_run, name=str(number), federation=federation)
+        cells.append(replace(any_cell, runs={0: run}))
 
     start_engine([(read_table(small), cells)], Runs(tmp_path / "runs"), dict, "cpu")
 
