@@ -9,7 +9,6 @@ import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from operator import truediv
 
 import numpy as np
 
@@ -424,8 +423,9 @@ def time(run: RecordedRun) -> Drawings:
     }
     # a row has the seconds of each phase summed over the clients
     for phase, sums in _lines([row["seconds"]["clients"] for row in rows]).items():
-        clients = [row["valid"] for row in rows]
-        lines[f"client: {phase}"] = list(map(truediv, sums, clients))
+        lines[f"client: {phase}"] = [
+            seconds / row["valid"] for seconds, row in zip(sums, rows, strict=True)
+        ]
     yield plot.line_chart(
         "time-of-a-round",
         "Time of a round",

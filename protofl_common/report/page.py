@@ -200,7 +200,7 @@ def _tiles(run: RecordedRun) -> list[tuple[str, str]]:
 
 def _privacy(run: RecordedRun) -> Markup:
     """Return which protections the run had, and what `protofl audit` found if it was run."""
-    lines = each("<p>{}</p>", zip(protections(run.settings)))
+    lines = each("<p>{}</p>", [(line,) for line in protections(run.settings)])
     if not run.audit:
         return lines
     leaks = sum(attack["above_chance"] for attack in run.audit)
@@ -343,11 +343,12 @@ def _settings(run: RecordedRun) -> Markup:
     """Return a table of the settings that the run changed, and a folded one of all others."""
     changed: list[list[str]] = []
     rest: list[list[str]] = []
+    defaults = default_run_config()
     for key, value in run.settings.items():
-        default = default_run_config().get(key, "none here")  # another version's may have others
-        texts = [key, *(json.dumps(each, ensure_ascii=False) for each in (value, default))]
-        table_of_key = rest if default == value else changed
-        table_of_key.append(texts)
+        default = defaults.get(key, "none here")  # another version's run may have other settings
+        rows = rest if default == value else changed
+        text = json.dumps(value, ensure_ascii=False)
+        rows.append([key, text, json.dumps(default, ensure_ascii=False)])
     heads = ("setting", "value", "default")
     others = table(Table(heads, rest), words=True)
     folded = _folded(f"{len(rest)} settings at their defaults", others)
@@ -366,8 +367,10 @@ def table(shown: Table, words: bool = False) -> Markup:
     head = Markup("")
     for text in shown.heads:
         head += Markup('<th scope="col">{}</th>').format(text) if text else Markup("<td></td>")
-    # zip of one list has tuples of one element
-    body = each("<tr>{}</tr>", zip(each("<td>{}</td>", zip(row)) for row in shown.rows))
+    body = Markup("")
+    for row in shown.rows:
+        cells = each("<td>{}</td>", [(text,) for text in row])
+        body += Markup("<tr>{}</tr>").format(cells)
     kind = Markup(' class="words"') if words else ""
     return Markup(CARD).format(above, kind, head, body)
 

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import fsum
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from rich.console import Console
 from rich.table import Table as TerminalTable
@@ -44,6 +44,7 @@ MEASURES = {
     "std": "std",
 }
 """Figures over clients, and their heads."""
+LONGEST_WHOLE_NAME = 40  # letters, of a row on a terminal
 BOLD = "\ue000"  # of no text: marks that `IN_LATEX` turns into LaTeX, which would else be escaped
 END_OF_BOLD = "\ue001"
 IN_LATEX = str.maketrans({
@@ -102,7 +103,11 @@ class Table:
         for number, head in enumerate(self.heads):
             text = Text(printable(head))
             is_words = number in self.words
-            shown.add_column(text, justify="left" if is_words else "right", overflow="fold")
+            # the names of rows stay in one line, where they are short, so that they can be copied
+            longest = max((len(row[number]) for row in self.rows), default=0)
+            is_whole = number == 0 and is_words and longest <= LONGEST_WHOLE_NAME
+            justify: Literal["left", "right"] = "left" if is_words else "right"
+            shown.add_column(text, justify=justify, overflow="fold", no_wrap=is_whole)
         for row in self.rows:
             shown.add_row(*(Text(printable(text)) for text in row))
         return shown
@@ -329,6 +334,12 @@ def totals(rows: Rows) -> tuple[Counter[str], Counter[str], float]:
     return sizes, lost, seconds
 
 
+def lost_replies(run: Summary) -> dict[str, int]:
+    """Return how many replies a finished run has lost, by what happened to them."""
+    # a late reply was "missing" in its own round
+    return {kind: number for kind, number in run["trouble"].items() if kind != "late"}
+
+
 def final_table(summary: Summary, classes: Sequence[str] = ()) -> Table:
     """Return a run's final table: accuracies and metrics, and in the note what the run cost.
 
@@ -342,9 +353,7 @@ def final_table(summary: Summary, classes: Sequence[str] = ()) -> Table:
         notes.append(HIDDEN)
     notes.append(f"best mean: test {task.says_right} of the round {chosen(best.values())}")
 
-    lost = dict(summary["trouble"])
-    lost.pop("late", None)  # a late reply was "missing" in its own round
-    lost_replies = ", ".join(f"{number} {kind}" for kind, number in lost.items() if number)
+    lost = lost_replies(summary)
     up = human_bytes(summary["bytes"]["up"])
     down = human_bytes(summary["bytes"]["down"])
     costs = [f"{up} up, {down} down", human_seconds(summary["seconds"])]
@@ -352,7 +361,8 @@ def final_table(summary: Summary, classes: Sequence[str] = ()) -> Table:
         of_ledgers = summary.get("epsilon-of-ledgers")
         unit = str(summary["settings"]["dp"])
         costs.insert(0, describe_epsilon(summary["epsilon"], of_ledgers, unit))
-    costs.append(f"lost replies: {lost_replies or 'none'}")
+    texts = [f"{number} {kind}" for kind, number in lost.items() if number]
+    costs.append(f"lost replies: {', '.join(texts) or 'none'}")
     notes.append(" · ".join(costs))
 
     data = "the sites' own data" if summary["partition"] == "own" else summary["dataset"]
@@ -436,11 +446,14 @@ def harmed(runs: Sequence[Summary]) -> str:
     as it follows others; it is "" if in none of ``runs`` the clients train alone.
     """
     alone = next((run for run in runs if is_alone(run)), None)
+    if alone is None:
+        return ""
     texts = []
     for run in runs:
-        if alone is None or run is alone:
+        if run is alone:
             continue
         are_worse = []
+        # the sites that have the same network in both runs
         for site, _ in networks(run).items() & networks(alone).items():
             accuracy = run["accuracy-of-clients"].get(site)
             accuracy_alone = alone["accuracy-of-clients"].get(site)
@@ -450,7 +463,7 @@ def harmed(runs: Sequence[Summary]) -> str:
                 are_worse.append(together < by_itself)
         if are_worse:
             texts.append(f"{run['algorithm']} {sum(are_worse)} of {len(are_worse)}")
-    if alone is None or not texts:
+    if not texts:
         return ""
     measure = task_with(alone["settings"]).says_right  # "accuracy", or "exact match"
     by = "" if measure == "accuracy" else f" by {measure}"

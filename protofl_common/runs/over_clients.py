@@ -133,7 +133,10 @@ def best_of(rows: Rows, kind: str) -> Best | None:
 
 def measured(rows: Rows) -> set[str]:
     """Return the names of the accuracies and metrics on test data that any of the rows has."""
-    return set().union(*(row["accuracy"].keys() | row.get("metrics", {}) for row in rows))
+    names: set[str] = set()
+    for row in rows:
+        names.update(row["accuracy"], row.get("metrics", {}))
+    return names
 
 
 def figures_of(row: RoundRow | ClientRow | Summary) -> dict[str, Any]:
@@ -172,7 +175,7 @@ def factor(name: str) -> int:
 
 def hides_clients(row: RoundRow | Summary) -> bool:
     """Return whether secure aggregation hides single clients, whose deviation is not known then."""
-    return any("std" not in figures for figures in row["accuracy"].values())
+    return any("std" not in figures for figures in figures_of(row).values())
 
 
 def data_warnings(sites: Sites) -> Iterator[str]:

@@ -23,7 +23,6 @@ from protofl_common.config.python_names import allowing
 from protofl_common.data.objects import inputs_for
 from protofl_common.data.raw import Inputs, filled, normalised
 from protofl_common.maths.prototypes import distances, unknown_above
-from protofl_common.models.devices import open_device
 from protofl_common.models.trained import TrainedModel
 from protofl_common.runs.folder import CARD, WEIGHTS
 from protofl_common.tasks.metrics import KINDS, LARGEST_SCORE
@@ -107,7 +106,11 @@ class Predictor:
         is not allowed, and a device that this machine lacks.
         """
         folder = Path(folder)
-        open_device(device, "fp32")  # for its error
+        try:
+            torch.empty(0, device=device)  # for its error
+        except (RuntimeError, AssertionError) as error:
+            reason = str(error).splitlines()[0]
+            raise SettingsError(f"device = {device!r}: not usable here ({reason})") from error
         trained = TrainedModel.read(folder / WEIGHTS)
         try:
             limit = json.loads((folder / CARD).read_text(encoding="utf-8"))["unknown-above"]

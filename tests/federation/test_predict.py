@@ -498,6 +498,7 @@ def test_a_command_that_cannot_work_keeps_the_file_of_an_earlier_one(
         ("is not a readable image", "predict", model, model / CARD),
         ("must end in .csv", "predict", model, good, "--out", tmp_path / "classes.xls"),
         ("'cuda:99': not usable here", "predict", *to_out, "--device", "cuda:99"),
+        ("'auto': not usable here", "predict", *to_out, "--device", "auto"),
         ("'oracle': this model predicts by", "predict", *to_out, "--by", "oracle"),
         (first_export, "predict", run, good),
         (str(tmp_path / WEIGHTS), "predict", tmp_path, good),

@@ -7,7 +7,8 @@
 For each group it shows n, mean and 95 % interval (Student's t) of one figure. It also shows the
 difference from the first group, or from that of --against, over the seeds that both have: with its
 interval, the p of a two-sided paired t-test, and this p corrected for the number of comparisons
-(Holm). A second table has what each group cost: bytes and seconds.
+(Holm). A second table has the figures by each way to predict, and how they spread over the clients.
+A third has what each group cost: bytes, seconds and lost replies.
 With --figures DIR it draws, as SVG and PDF: intervals (the means with intervals), curves (over the
 rounds, with a band over the seeds) and boxes (over the clients).
 """
@@ -16,12 +17,15 @@ import sys
 from argparse import ArgumentParser, Namespace
 from itertools import chain
 from pathlib import Path
+from statistics import fmean
 
 from protofl_common.basics.files import write_text
 from protofl_common.basics.text import printable
 from protofl_common.config.options import SettingsError
-from protofl_common.runs.figures import Table
-from protofl_common.runs.folder import reading
+from protofl_common.runs.figures import HIDDEN, MEASURES, Table, figure_rows, results_of
+from protofl_common.runs.folder import Accuracies, RunFolder, Summary, reading
+from protofl_common.runs.over_clients import figures_of, hides_clients
+from protofl_common.tasks import task_with
 from protofl_common.tools.arguments import FIGURES_HELP, add_json, print_json, run_named
 from protofl_common.tools.tables.figure import COUNTS, LEGAL, Figure
 from protofl_common.tools.tables.groups import (
@@ -74,15 +78,16 @@ def act(arguments: Namespace) -> None:
         # to the front: False sorts before True, and the others keep their order
         groups.sort(key=lambda group: (group.settings, group.clients) != chosen)
 
-    tables = (table_of(groups), costs_of(groups))
+    estimates = table_of(groups)
+    costs = costs_of(groups)
     if arguments.json:
         print_json("compare", {"groups": [_as_dict(group, groups[0]) for group in groups]})
     else:
-        for table in tables:
+        for table in (estimates, figures_of_groups(groups), costs):
             table.show()
 
     if arguments.latex:
-        write_text(arguments.latex, "\n".join(table.as_latex() for table in tables))
+        write_text(arguments.latex, "\n".join(table.as_latex() for table in (estimates, costs)))
         print(arguments.latex, file=sys.stderr)
     if arguments.figures:
         _draw(groups, arguments.figures)
@@ -135,13 +140,39 @@ def table_of(groups: list[Group]) -> Table:
     return Table(columns, rows, f"{footer} {ABOUT_P}", words=columns_of_words)
 
 
-def costs_of(groups: list[Group]) -> Table:
-    """Return a row for each group: what its runs have cost, on average."""
+def figures_of_groups(groups: list[Group]) -> Table:
+    """Return a row for each way to predict of each group, and for each result that is a metric."""
     rows = []
+    hides_any = False
     for group in groups:
         name = printable(group.name)
+        runs = [RunFolder(folder).finished_summary() for folder in group.runs.values()]
         with reading(f"{name}: not the figures of a run"):
-            rows.append([name, *cost_cells(group.runs.values())])
+            says_right = task_with(runs[0]["settings"]).says_right
+            rows += [[name, *row] for row in figure_rows(_means_over(runs), says_right=says_right)]
+            hides_any = hides_any or any(map(hides_clients, runs))
+    note = "After the last round, over the clients; means over the runs."
+    if hides_any:
+        note += f" Without a std: {HIDDEN}"
+    heads = ("group", "figure", *MEASURES.values())
+    return Table(heads, rows, note, "by each way to predict", words=(0, 1))
+
+
+def _means_over(runs: list[Summary]) -> Accuracies:
+    """Return the mean over a group's runs of each of their results and accuracies."""
+    results = [result.name for result in results_of(runs[0]).values()]
+    means: Accuracies = {}
+    for name in dict.fromkeys([*results, *runs[0]["accuracy"]]):  # each once
+        figures = [figures_of(run)[name] for run in runs if name in figures_of(run)]
+        means[name] = {}
+        for measure in figures[0]:
+            means[name][measure] = fmean(figure[measure] for figure in figures)
+    return means
+
+
+def costs_of(groups: list[Group]) -> Table:
+    """Return a row for each group: what its runs have cost, on average."""
+    rows = [[printable(group.name), *cost_cells(group.runs.values())] for group in groups]
     return Table(("group", *COSTS), rows, ABOUT_COSTS, "what it costs")
 
 

@@ -111,7 +111,8 @@ def retain_runs(folder: Path, before: float, dry_run: bool) -> Iterator[str]:
             if run.age > longest_age:
                 yield f"kept     {run.path}: not finished"
             continue
-        ended = run.finished_summary()["ended"]
+        # a summary without this hides no other run
+        ended = run.finished_summary().get("ended", time.time() - run.age)
         if ended < before:
             day = f"{datetime.fromtimestamp(ended):%Y-%m-%d}"
             text = f"removed  {run.path}, ended {day}, {human_bytes(run.bytes)}"

@@ -5,6 +5,7 @@ protofl runs                # those in runs/
 
 import sys
 from argparse import ArgumentParser, Namespace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -92,8 +93,11 @@ def _table(runs: list[dict[str, Any]]) -> Table:
     rows = []
     for run in runs:
         about = f"{run['algorithm']} · {run['dataset']} · seed {run['seed']}"
-        rounds = f"{run['rounds']}/{run['wanted']}, {run['state']}"
+        rounds = f"{run['rounds']}/{run['wanted']} rounds, {run['state']}"
+        finals = run["final"].split(", ")  # of each way to predict
+        bests = run["best"].split(", ")
         size = human_bytes(run["bytes"])
-        rows.append([run["name"], about, rounds, run["final"], run["best"], size])
-    columns = ("run", "about", "rounds", "final", "best", "size")
-    return Table(columns, rows, note, words=range(5))  # all but the size
+        # three lines of a narrow table, as a terminal has 80 columns
+        lines = zip_longest([run["name"], about, rounds], finals, bests, [size])
+        rows += [[text or "" for text in line] for line in lines]
+    return Table(("run", "final", "best", "size"), rows, note, words=range(3))  # all but the size

@@ -88,11 +88,14 @@ def findings(options: Namespace, node: Values, asked: Values) -> list[Finding]:
     listed = [*_code_and_user(), *network(options)]
     refused = [*_refused(node, asked)]
     listed += refused
-    if not refused or not [*_refused(node, {})]:  # the node config itself is right
+    is_node_config_right = not refused or not list(_refused(node, {}))
+    if is_node_config_right:
         listed += folders(node)
         listed += programs(node)
         listed += _permissions(node)
         listed += _algorithms(node)
+        if not asked:  # an introduction in a run tries the device, too
+            listed += _device(node)
     if not refused:
         listed += _data(node, asked, options.quality)
         from client_app import protections
@@ -435,6 +438,19 @@ def _algorithms(node: Values) -> Iterator[Finding]:
             yield Finding(WARNING, "peers", f"{unknown} by phone, and name them in peers")
     always = "; ".join(sent_always(site_settings(node)))
     yield Finding(FACT, "sends", f"always: {always}")
+
+
+def _device(node: Values) -> Iterator[Finding]:
+    """Say why the node config's ``device`` cannot be used; nothing if it can, or names none."""
+    name = str(node.get("device", ""))
+    if not name:
+        return
+    from protofl_common.models.devices import open_device
+
+    try:
+        open_device(name, "fp32")
+    except SettingsError as error:
+        yield Finding(WRONG, "device", str(error))
 
 
 def _data(node: Values, asked: Values, quality: bool) -> Iterator[Finding]:

@@ -120,26 +120,25 @@ def purge(node: Values, names: list[str]) -> Iterator[str]:
     from client_app.protections.secure_sum import blank_secrets
 
     stored = {entry.name: entry for entry in stored_at(node)}
-    given = names
-    names = []
-    for name in given:
+    chosen = []
+    for name in names:
         folders = with_run_id(name, stored)
         lacks_number = name not in stored and len(folders) == 1
-        names.append(folders[0] if lacks_number else name)
-    unknown = [name for name in names if name not in stored]
-    if unknown or not names:
+        chosen.append(folders[0] if lacks_number else name)
+    unknown = [name for name in chosen if name not in stored]
+    if unknown or not chosen:
         what = f"{unknown[0]}: nothing of that name" if unknown else "purge: nothing is named"
         raise SettingsError(f"{what}; choose from {', '.join(stored)}")
 
     blank_secrets(site_folders(node)[0] / "privacy")
-    for name in names:
+    for name in dict.fromkeys(chosen):  # each once
         text = f"removed {stored[name]}"
         stored[name].remove()
         yield text
 
     # the names of a run's baselines, and of other Flower runs of that name, begin as its own does
-    beginnings = tuple(re.sub(r"\d+$", "", name) for name in names)  # without its number
-    left = [name for name in stored if name not in names and name.startswith(beginnings)]
+    beginnings = tuple(re.sub(r"\d+$", "", name) for name in chosen)  # without its number
+    left = [name for name in stored if name not in chosen and name.startswith(beginnings)]
     if left:
         cure = "name each baseline, or other run of a like name, to remove it too"
         yield f"still here: {', '.join(left)}; {cure}"

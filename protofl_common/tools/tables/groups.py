@@ -18,7 +18,7 @@ from protofl_common.config.datasets import is_own
 from protofl_common.config.options import Config, SettingsError, keys_of
 from protofl_common.config.python_names import module_of
 from protofl_common.config.sections import DataSettings
-from protofl_common.runs.figures import counted, results_of_folders
+from protofl_common.runs.figures import counted, lost_replies, results_of_folders
 from protofl_common.runs.folder import SUMMARY, RunFolder, Summary, reading
 from protofl_common.tools.tables.figure import Figure, NoFigure
 from protofl_common.tools.tables.plan import experiment
@@ -31,11 +31,11 @@ SIGNIFICANT = 0.05  # p below which a lead is shown as one
 OF_ALL_RUNS = ("protofl", "python", "flwr", "torch", "numpy")  # Every run notes their versions
 ESTIMATED = ("n", "mean", "95 % interval", "difference", "95 % interval", "p", "p (Holm)")
 """Heads of the cells of `estimate_rows`, behind those of the names."""
-COSTS = ("rounds", "up", "down", "seconds", "seconds per round")
+COSTS = ("rounds", "up", "down", "seconds", "seconds per round", "lost replies")
 """Heads of the cells of `cost_cells`."""
 ABOUT_COSTS = (
-    "Means over the runs: bytes of arrays that all clients together sent and received, and the "
-    "seconds of the whole run on the machine that made it."
+    "Means over the runs: bytes of arrays that all clients together sent and received, the seconds "
+    "of the whole run on the machine that made it, and how many replies could not be used."
 )
 ABOUT_P = (
     "p is of a two-sided paired t-test over the seeds; Holm's p is corrected for the number of "
@@ -80,7 +80,9 @@ class Estimate:
 
     def interval(self, digits: int) -> str:
         """Return the 95 % interval as text with so many decimals; "–" for one figure."""
-        return " … ".join(f"{end:.{digits}f}" for end in self.ends or ()) or "–"
+        if self.ends is None:
+            return "–"
+        return " … ".join(f"{end:.{digits}f}" for end in self.ends)
 
     def as_dict(self, test: bool = False) -> dict[str, object]:
         """Return the estimate for JSON, and with ``test`` also p, as for a difference.
@@ -131,15 +133,21 @@ def _p_cell(p: float) -> str:
 
 
 def cost_cells(folders: Iterable[Path]) -> list[str]:
-    """Return the cells of `COSTS` for finished runs: each is the mean over the runs."""
-    summaries = [RunFolder(folder).finished_summary() for folder in folders]
-    rounds = statistics.fmean(summary["rounds"] for summary in summaries)
-    cells = [f"{rounds:g}"]
-    for direction in ("up", "down"):
-        cells.append(human_bytes(statistics.fmean(run["bytes"][direction] for run in summaries)))
-    for name in ("seconds", "seconds-per-round"):
-        cells.append(f"{statistics.fmean(run[name] for run in summaries):.1f}")
-    return cells
+    """Return the cells of `COSTS` for finished runs: each is the mean over the runs.
+
+    SettingsError for a run whose summary is malformed.
+    """
+    costs = []  # of each run
+    for folder in folders:
+        run = RunFolder(folder).finished_summary()
+        with reading(f"{folder}: not the figures of a run"):
+            lost = sum(lost_replies(run).values())
+            sizes = [run["bytes"]["up"], run["bytes"]["down"]]
+            numbers = [run["rounds"], *sizes, run["seconds"], run["seconds-per-round"], lost]
+            costs.append([float(number) for number in numbers])
+    rounds, up, down, *seconds, replies = map(statistics.fmean, zip(*costs, strict=True))
+    texts_of_seconds = [f"{number:.1f}" for number in seconds]
+    return [f"{rounds:g}", human_bytes(up), human_bytes(down), *texts_of_seconds, f"{replies:g}"]
 
 
 Name = TypeVar("Name")
@@ -238,7 +246,10 @@ def run_folders(paths: Iterable[Path]) -> list[Path]:
     for folder in paths:
         is_finished_run = (folder / SUMMARY).exists()
         inside = sorted(path.parent for path in folder.glob(f"*/{SUMMARY}"))
-        folders += [folder] if is_finished_run or not inside else inside
+        if inside and not is_finished_run:
+            folders += inside
+        else:
+            folders.append(folder)
     return list(dict.fromkeys(folders))
 
 

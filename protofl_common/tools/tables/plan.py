@@ -186,7 +186,7 @@ def _cell(
 def _check_measured(figure: Figure, settings: Settings) -> None:
     """Raise SettingsError if the figure is of a metric that such runs do not measure."""
     # of head/auc and validation/head/recall/3 that is auc, and recall
-    _, metric, *_ = [*figure.what.removeprefix("validation/").split("/"), ""]
+    metric = figure.what.removeprefix("validation/").partition("/")[2].partition("/")[0]
     if metric and f"/{metric}" != NEW and metric not in settings.reported_metrics:
         measured = ", ".join([*settings.metrics, metric])
         raise SettingsError(

@@ -52,6 +52,8 @@ def test_old_runs_go_and_unfinished_ones_stay(tmp_path, removed):
     witness of the sites' logs.
     """
     old = run(tmp_path / "old", 91)
+    without_end = run(tmp_path / "without-end", 91)
+    aged(without_end / SUMMARY, 91, json.dumps({"rounds": 1}))
     new = run(tmp_path / "new", 89)
     stopped = run(tmp_path / "stopped", 91, is_finished=False)
     with_baseline = run(tmp_path / "two", 95)
@@ -68,12 +70,16 @@ def test_old_runs_go_and_unfinished_ones_stay(tmp_path, removed):
         assert old.exists()
         lines = removed("retain", "--runs", tmp_path)
 
-    (gone,) = [line for line in lines if line.startswith("removed")]
-    assert gone in dry
-    assert gone.startswith(f"removed  {old}, ended ")
+    gone = [line for line in lines if line.startswith("removed")]
+    assert set(gone) <= set(dry)
+    assert sorted(line.partition(", ended ")[0] for line in gone) == [
+        f"removed  {old}",
+        f"removed  {without_end}",
+    ]
     assert f"kept     {stopped}: not finished" in lines
-    assert lines[-1] == "1 removed that are older than 90 days"
+    assert lines[-1] == "2 removed that are older than 90 days"
     assert not old.exists()
+    assert not without_end.exists()
 
     stay = (new, stopped, with_baseline, finished_baseline, baseline, not_begun, at_work, heads)
     assert all(path.exists() for path in stay)

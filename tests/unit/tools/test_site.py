@@ -518,12 +518,15 @@ def test_what_is_wrong_or_worth_a_warning_comes_first(options, node, level, text
 
 
 @pytest.mark.usefixtures("site")
-def test_a_device_that_cannot_be_used_is_wrong(monkeypatch):
+@pytest.mark.parametrize("of_a_run", [
+    {},
+    {"dataset": "image-folder", "partition": "own", "image_size": 8},
+])  # fmt: skip
+def test_a_device_that_cannot_be_used_is_wrong(of_a_run, monkeypatch):
     # A CUDA device is made to repeat exactly, for the rest of a process, before its first use.
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     monkeypatch.setattr(torch, "use_deterministic_algorithms", lambda *_, **__: None)
 
-    of_a_run = {"dataset": "image-folder", "partition": "own", "image_size": 8}
     findings = findings_of_check(node=NODE + ' device="cuda:77"', **of_a_run)
 
     assert level_of(findings, "device = 'cuda:77': not usable here") == "WRONG"
@@ -963,7 +966,7 @@ def test_a_site_says_what_it_keeps_and_removes_what_is_named(kept, home, capsys)
         assert "choose from first-1, second-2, caches/" in capsys.readouterr().err
 
     (state / "first-fedavg-1/clients/north").mkdir(parents=True)
-    assert site_command("purge first second-2 caches/", kept) == 0
+    assert site_command("purge first second-2 second-2 caches/", kept) == 0
     assert "still here: first-fedavg-1; name each baseline" in capsys.readouterr().out
 
     files = [*state.rglob("*.*"), *(home / "cache").rglob("*.*")]

@@ -143,7 +143,7 @@ def test_the_table_of_groups(tmp_path, capsys):
 
     assert ["fedproto lr=0.2", "1", "55.00", "–", "+5.00", "–", "–", "–", note] in rows
 
-    costs = ["1", "1.0 kB", "2.0 kB", "61.0", "1.5"]  # as `write_run` has them
+    costs = ["1", "1.0 kB", "2.0 kB", "61.0", "1.5", "2"]  # as `write_run` has them
 
     assert ["local lr=0.1", *costs] in rows
 
@@ -301,7 +301,7 @@ def test_comparing_writes_a_latex_table_and_figures(tmp_path, capsys):
     row = rf"{name} & 4 (1 paired) & 55.50 & 47.65 \ldots{{}} 63.35 & +0.00 & -- & -- & -- & "
 
     assert row in "\n".join(lines)
-    assert r"group & rounds & up & down & seconds & seconds per round \\" in lines
+    assert r"group & rounds & up & down & seconds & seconds per round & lost replies \\" in lines
     assert lines[-2:] == [r"\bottomrule", r"\end{tabular}"]
 
     wanted = {f"{name}.{kind}" for name in ("boxes", "curves", "intervals") for kind in FORMATS}

@@ -113,15 +113,18 @@ def test_compare_shows_figures_and_the_settings_that_differ(two_runs, capsys):
         ("local division=1", "50.00"),
         ("fedproto division=2", "25.00"),
     ):
-        figures, costs = [row for row in rows if row[0] == name]
-        assert figures[1:3] == ["1", mean]
-        assert costs[-2] == "61.0"
+        estimates, *_, costs = [row for row in rows if row[0] == name]
+        assert estimates[1:3] == ["1", mean]
+        assert costs[-3] == "61.0"
+        assert costs[-1] == "2", "lost replies: a late one was missing before"
+    assert ["fedproto division=2", "prototype", *["75.00"] * 4] in rows
 
 
 @pytest.mark.parametrize(("changes", "error"), [
     ({"settings": []}, "RUN: not the figures of a run: AttributeError"),
     ({"settings": {"seed": "x"}}, "RUN: not the figures of a run: ValueError"),
-    ({"rounds": "many"}, "fedproto: not the figures of a run: TypeError"),
+    ({"rounds": "many"}, "RUN: not the figures of a run: ValueError"),
+    ({"trouble": 3}, "RUN: not the figures of a run: AttributeError"),
 ])  # fmt: skip
 def test_a_summary_whose_content_is_not_that_of_a_run_is_named(changes, error, two_runs, capsys):
     """RUN stands for the folder in ``error``."""
@@ -229,6 +232,18 @@ def test_the_list_of_runs(runs, capsys):
 
     assert "head 45.00 @1 (chosen on test data)" in " ".join(printed.split())
     assert "local · digits · seed 20" in printed
+
+
+def test_the_name_of_a_run_can_be_copied_from_a_narrow_terminal(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    name = "20261129-180348-fedproto-digits-256594"
+    figures = {"head": 0.5, "prototype": 0.25}
+    write_run(tmp_path / name, {"algo": "fedproto", "dataset": "digits"}, [{"0": figures}] * 2)
+
+    lines = output(capsys, "runs", tmp_path).out.splitlines()
+
+    assert any(name in line for line in lines)
+    assert max(map(len, lines)) <= 80
 
 
 def test_a_folder_of_runs_that_is_not_there_is_named(capsys):

@@ -440,17 +440,17 @@ mean ± sample standard deviation over the seeds.
 
 ## What it costs
 
-Means over the runs: bytes of arrays that all clients together sent and received, and the seconds \
-of the whole run on the machine that made it.
+Means over the runs: bytes of arrays that all clients together sent and received, the seconds \
+of the whole run on the machine that made it, and how many replies could not be used.
 
-|  | column | rounds | up | down | seconds | seconds per round |
-|---|---|---:|---:|---:|---:|---:|
-| Local | all | 2 | 1.0 kB | 2.0 kB | 61.0 | 1.5 |
-| Local | first | 2 | 1.0 kB | 2.0 kB | 61.0 | 1.5 |
-| Local | few | 2 | 1.0 kB | 2.0 kB | 61.0 | 1.5 |
-| FedProto | all | 2 | 1.0 kB | 2.0 kB | 61.0 | 1.5 |
-| FedProto | first | 2 | 1.0 kB | 2.0 kB | 61.0 | 1.5 |
-| FedProto | few | 2 | 1.0 kB | 2.0 kB | 61.0 | 1.5 |
+|  | column | rounds | up | down | seconds | seconds per round | lost replies |
+|---|---|---:|---:|---:|---:|---:|---:|
+| Local | all | 2 | 1.0 kB | 2.0 kB | 61.0 | 1.5 | 2 |
+| Local | first | 2 | 1.0 kB | 2.0 kB | 61.0 | 1.5 | 2 |
+| Local | few | 2 | 1.0 kB | 2.0 kB | 61.0 | 1.5 | 2 |
+| FedProto | all | 2 | 1.0 kB | 2.0 kB | 61.0 | 1.5 | 2 |
+| FedProto | first | 2 | 1.0 kB | 2.0 kB | 61.0 | 1.5 | 2 |
+| FedProto | few | 2 | 1.0 kB | 2.0 kB | 61.0 | 1.5 | 2 |
 """
 
 
@@ -912,6 +912,22 @@ def test_a_figure_says_what_it_is_and_what_the_run_does_not_have(folder):
     missing = "no client of domain 'webcam' with head; there are a dslr, amazon"
     with pytest.raises(NoFigure, match=missing):
         Figure(domain="webcam").read(folder)
+
+
+def test_figures_of_hidden_clients_without_test_data_are_those_of_all_samples(tmp_path):
+    """Secure aggregation leaves a mean on validation data, and the clients have no others."""
+    write_run(tmp_path, {}, [{"0": {"head": 0.2}}])
+    validation = {"head": {"mean": 0.5, "weighted": 0.5}}
+    for name in ("metrics.jsonl", "summary.json"):
+        content = json.loads((tmp_path / name).read_text())
+        content |= {"accuracy": {}, "validation": validation}
+        if "kind" in content:
+            content["clients"] = {"0": {"accuracy": {}}}
+        (tmp_path / name).write_text(json.dumps(content) + "\n")
+
+    measured = Figure(what="validation/head").measured(tmp_path)
+
+    assert measured == (50.0, "final validation/head over all samples")
 
 
 def test_no_earlier_evaluation_takes_the_place_of_the_last(tmp_path):
