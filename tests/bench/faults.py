@@ -304,7 +304,7 @@ def late(trial: Trial) -> Tries:
     for index, name in enumerate(guests):
         trial.standing.wait_for_rounds("trial", index + 1)
         trial.standing.start_site(name, index, trial.times)
-    trial.standing.finished(timeout=900)
+    trial.standing.wait_for_end(timeout=900)
     rows = trial.rows()
     lost = sum(row["asked"] - row["valid"] for row in rows)
     tries = []
@@ -321,7 +321,7 @@ def lost_replies(trial: Trial, struck: range, *kinds: str) -> Tries:
 
     It is right if the north's reply counts, and the south's does or is told as one of ``kinds``.
     """
-    trial.standing.finished(timeout=600)
+    trial.standing.wait_for_end(timeout=600)
     rows = {row["round"]: row for row in trial.rows()}
     tries = []
     for number in struck:
@@ -341,7 +341,7 @@ def exact(trial: Trial) -> Tries:
 
     The state is None: `table` compares the prototypes with those of the undisturbed run.
     """
-    trial.standing.finished(timeout=600)
+    trial.standing.wait_for_end(timeout=600)
     tries = []
     rows = trial.rows()
     for number in range(2, trial.times + 2):  # the rounds in which it struck
@@ -411,7 +411,7 @@ def try_fault(name: str, times: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="protofl-faults-") as folder, ExitStack() as running:
         trial = Trial(Path(folder), running, times)
         tries = what(trial)
-        status = trial.standing.finished(timeout=600)
+        status = trial.standing.wait_for_end(timeout=600)
         said = []
         if line:
             printed = trial.standing.printed()

@@ -18,6 +18,8 @@ OFFICIAL_TEST = 100  # of these
 CLIENTS = 20
 DIM = 512
 SIDE = 8
+INTEGER_BYTES = 8
+FLOAT_BYTES = 4
 
 
 def labels_like_cifar100(_):
@@ -30,8 +32,8 @@ def labels_like_cifar100(_):
 
 
 def prototypes_in(message):
-    """Return how many prototypes a message has: each has a label of 8 bytes."""
-    return len(message.content.array_records["prototypes"]["labels"].data) // 8
+    """Return how many prototypes a message has: each has a label, which is an integer."""
+    return len(message.content.array_records["prototypes"]["labels"].data) // INTEGER_BYTES
 
 
 @pytest.mark.parametrize(
@@ -75,7 +77,7 @@ def test_cifar100_costs_what_the_paper_says(tmp_path, monkeypatch, algo, integer
 
     integers = integers_up * sent + received
     bytes_exchanged = sum(run.rows[1]["bytes"].values())  # round 2, up and down
-    floats = (bytes_exchanged - 8 * integers) // 4
+    floats = (bytes_exchanged - INTEGER_BYTES * integers) // FLOAT_BYTES
 
     assert floats == DIM * (sent + received)
     assert floats + integers == pytest.approx(1.48e6, rel=0.05)

@@ -102,4 +102,5 @@ def test_two_clients_share_a_gpu(connection, tmp_path):
         rows.append(without_times(RunFolder(tmp_path / name).rows()))
 
     assert "cuda" in output
-    assert rows[0] == rows[1]
+    one_at_a_time, two_at_a_time = rows
+    assert one_at_a_time == two_at_a_time

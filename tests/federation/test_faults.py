@@ -13,6 +13,7 @@ from flwr.app import MessageType
 from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 from safetensors.torch import load_file, save_file
 
+from protofl_common.flower import ErrorCode
 from protofl_common.runs.folder import RunFolder
 from server_app.network.membership import FederationError
 from server_app.run.checkpoint import Checkpoint
@@ -45,7 +46,8 @@ def _impatient(monkeypatch):
     monkeypatch.setattr("server_app.network.exchange.RETURN_SECONDS", 2.0)
 
 
-def four():
+def four_nodes():
+    """Return the node configs of site-0 to site-3, which are the nodes 1000 to 1003."""
     return {1000 + i: {"partition-id": i, "num-partitions": 4} for i in range(4)}
 
 
@@ -90,7 +92,7 @@ def nodes_asked(outcome, number):
 
 def test_a_restarted_supernode_is_known_again_and_asked_again(tmp_path, undisturbed, capsys):
     """It comes back within the round: another node with its site name and its state of before."""
-    nodes = four()
+    nodes = four_nodes()
 
     found = run(tmp_path, restarts(nodes), nodes)
 
@@ -106,8 +108,8 @@ DIED = on_round(
 """Site-2's reply in round 2 is the error that Flower makes if a process of Ray has died."""
 
 
-def simulate(grid):
-    """Let the grid look like Flower's in a simulation, which has such a state."""
+def look_like_a_simulation(grid):
+    """Let the grid have the state that Flower's has in a simulation only."""
     grid.state = type("InMemoryLinkState", (), {"store_message_ins": None})()
 
 
@@ -117,7 +119,7 @@ def test_a_dead_process_of_a_simulation_ends_the_run_before_the_round_counts(tmp
 
     line = r"has died \(ActorDiedError\), so that site-2 did not answer.*resume"
     with pytest.raises(FederationError, match=line):
-        run_federation(config, tamper=DIED, on_grid=simulate)
+        run_federation(config, tamper=DIED, on_grid=look_like_a_simulation)
 
     assert_same(run_federation(config | {"resume": True}, run_id=2), undisturbed())
 
@@ -139,7 +141,7 @@ def test_a_supernode_that_flower_has_given_up_is_asked_again_once_it_is_back(
     Before it dies, the SuperLink loses its reply twice: the server asks once more each time.
     """
     wanted = undisturbed()
-    nodes = four()
+    nodes = four_nodes()
     gone = []
     accidents = ["loses", "loses", "dies"]
 
@@ -180,18 +182,21 @@ def test_a_supernode_that_flower_has_given_up_is_asked_again_once_it_is_back(
 def test_a_site_that_always_says_that_its_node_died_is_asked_three_times_and_costs_its_reply(
     tmp_path,
 ):
-    gone = when(failing(5, "gone"), MessageType.TRAIN, node=1001)
+    """In the final evaluation, after four rounds, it answers."""
+    gone = when(failing(ErrorCode.NODE_UNAVAILABLE, "gone"), MessageType.TRAIN, node=1001)
 
     outcome = run(tmp_path, gone)
 
     assert outcome.per_row("failed") == 4 * [{"site-1": "gone"}] + [{}]
-    for number in (1, 2, 3, 4):  # once to each of three sites, three times to site-1
-        assert len(outcome.exchanged(number=number)) == 3 + 3
+    to_three_others = 3
+    to_site_1 = 3
+    for number in (1, 2, 3, 4):
+        assert len(outcome.exchanged(number=number)) == to_three_others + to_site_1
 
 
 def test_a_supernode_that_comes_back_later_misses_its_round(tmp_path):
     """Site-2 goes in round 2 and is back, as another node, in round 3."""
-    nodes = four()
+    nodes = four_nodes()
     gone = {}
 
     def go(message, reply):
@@ -206,7 +211,7 @@ def test_a_supernode_that_comes_back_later_misses_its_round(tmp_path):
 
 def test_who_comes_late_or_comes_back_and_does_not_fit_is_left_out(tmp_path, capsys):
     """FedAvg needs one architecture: a new client and one that comes back have another."""
-    nodes = four()
+    nodes = four_nodes()
     other = {"arch": "mnist-cnn"}
     extra = {"site-name": "extra", "partition-id": 3, "num-partitions": 4, **other}
 
@@ -234,7 +239,7 @@ def test_who_comes_back_without_validation_samples_does_not_end_a_run_that_may_s
 
 def test_a_second_node_of_the_same_name_does_not_displace_a_living_one(tmp_path, capsys):
     """Node 2002 comes in round 1 and calls itself site-2, as node 1002 does: it is never asked."""
-    nodes = four()
+    nodes = four_nodes()
     second = {2002: dict(nodes[1002])}
 
     comes = when(meanwhile(lambda: nodes.update(second)), MessageType.TRAIN, number=1)
@@ -251,7 +256,7 @@ def test_who_takes_the_name_of_a_site_that_is_away_does_not_keep_it(tmp_path, ca
 
     In a study that names the site's key it never has (`test_studies.py`).
     """
-    nodes = four()
+    nodes = four_nodes()
     away = {1002: dict(nodes[1002])}
 
     returns = on_round(number=3, node=1000, change=meanwhile(lambda: nodes.update(away)))
@@ -263,7 +268,7 @@ def test_who_takes_the_name_of_a_site_that_is_away_does_not_keep_it(tmp_path, ca
 
 def test_a_late_client_joins_the_next_round_with_the_global_prototypes(tmp_path, capsys):
     """Site-3 comes while the others train in round 2, and takes part from round 3 on."""
-    nodes = four()
+    nodes = four_nodes()
     late = nodes.pop(1003)
 
     joins = on_round(number=2, node=1000, change=meanwhile(lambda: nodes.setdefault(1003, late)))
@@ -280,8 +285,11 @@ def test_a_late_client_joins_the_next_round_with_the_global_prototypes(tmp_path,
 
 
 def test_a_server_waits_for_clients_that_are_all_gone(tmp_path, capsys):
-    """All go in round 2 and come back under other node ids; meanwhile no rounds are used up."""
-    nodes = four()
+    """They go in round 2 and come back under other node ids; meanwhile no rounds are used up.
+
+    All four reply in each of four rounds and in the final evaluation.
+    """
+    nodes = four_nodes()
     back = {node + 1000: facts for node, facts in nodes.items()}
     connected_at_each_look = []
 
@@ -338,7 +346,7 @@ def test_a_superlink_that_was_away_is_told(tmp_path, capsys, monkeypatch):
 
 
 def test_a_client_that_never_answers_costs_the_deadline_only(tmp_path):
-    """The client is missing in every round and at the end, and no round is void for it."""
+    """It is missing in each of four rounds and at the end, and no round is void for it."""
     never = both(
         when(lost, MessageType.TRAIN, node=1001), when(lost, MessageType.EVALUATE, node=1001)
     )
@@ -385,7 +393,7 @@ def test_only_who_was_awaited_to_the_end_is_missing_in_a_void_round(stage, tmp_p
 def test_a_slow_reply_is_counted_as_late_and_the_round_goes_on(tmp_path, secagg, asks):
     """In a secure sum the slow reply belongs to the first of the four exchanges."""
     grids = []
-    late = a_round_late(grids, "2", asks=asks)
+    late = a_round_late(grids, rounds="2", asks=asks)
 
     outcome = run(tmp_path, late, on_grid=grids.append, round_timeout=1.0, secagg=secagg)
 
@@ -398,7 +406,7 @@ def test_a_slow_reply_is_counted_as_late_and_the_round_goes_on(tmp_path, secagg,
 def test_a_site_that_is_a_round_behind_is_not_said_to_rest(tmp_path, capsys):
     """The site misses each round's end, but its reply to the one before arrives then."""
     grids = []
-    late = a_round_late(grids, "1234")
+    late = a_round_late(grids, rounds="1234")
 
     outcome = run(tmp_path, late, on_grid=grids.append, round_timeout=0.5, max_silent_rounds=2)
 
@@ -439,19 +447,23 @@ def test_a_full_disk_is_a_failed_reply_and_costs_that_round_only(tmp_path, monke
     assert errors == [False, False, True, False, False, False]
 
 
-def older(folder):
-    """Remove the newest state, as if the folder were an older copy, or its file system lagged."""
-    max(folder.glob("*-*.safetensors")).unlink()
+def newest_state(folder):
+    """Return the file of a client's newest state; names begin with the round."""
+    return max(folder.glob("*-*.safetensors"))
 
 
-def under_another_name(folder):
-    """Put the first round's state in the place of the last round's."""
+def remove_newest_state(folder):
+    """Let the folder be as an older copy of it, or as on a file system that lags."""
+    newest_state(folder).unlink()
+
+
+def put_first_state_in_place_of_last(folder):
     first, *_, last = sorted(folder.glob("*-*.safetensors"))
     last.write_bytes(first.read_bytes())
 
 
-def damaged(folder):
-    flip_a_bit(max(folder.glob("*-*.safetensors")), -3)
+def damage_newest_state(folder):
+    flip_a_bit(newest_state(folder), -3)  # in its last byte
 
 
 MISSING = (
@@ -465,10 +477,10 @@ DAMAGED = r"site-1: …/000002-\d+.safetensors is damaged: .*. Put this folder b
 
 @pytest.mark.parametrize(("settings", "accident", "said"), [
     ({}, shutil.rmtree, MISSING),
-    ({}, older, NEWEST),
-    ({}, under_another_name, OTHER_ROUND),
-    ({}, damaged, DAMAGED),
-    ({"algo": "scaffold"}, older, NEWEST),
+    ({}, remove_newest_state, NEWEST),
+    ({}, put_first_state_in_place_of_last, OTHER_ROUND),
+    ({}, damage_newest_state, DAMAGED),
+    ({"algo": "scaffold"}, remove_newest_state, NEWEST),
     ({"secagg": True}, shutil.rmtree, MISSING),
 ])  # fmt: skip
 def test_a_simulated_client_without_its_state_ends_the_run_which_goes_on_once_it_is_back(
@@ -517,23 +529,27 @@ FAILS_TWICE = both(
     ({"new_clients": 1, "new_client_epochs": 1}, None, 0),
 ])  # fmt: skip
 def test_runs_in_which_no_state_is_lost_end(settings, tamper, failures, tmp_path):
-    """No state is missed of clients that were not asked, keep nothing, or have not counted yet."""
+    """No state is missed of clients that were not asked, keep nothing, or have not counted yet.
+
+    A run with two baselines leaves three results.
+    """
     outcome = run(tmp_path, tamper, **settings)
 
-    assert outcome.per_row("round") == [1, 2, 3, 4, 4]
+    assert outcome.per_row("round") == [1, 2, 3, 4, 4]  # the last is the final evaluation
     assert sum(len(row["failed"]) for row in outcome.rows) == failures
     if "baselines" in settings:
         assert len(list((tmp_path / "runs").glob("mine*/summary.json"))) == 3
 
 
 def test_a_round_with_too_few_replies_keeps_the_prototypes(tmp_path):
-    """Client 3 fails in round 2, where all four are needed: round 3 sends down what round 2 did."""
+    """Site-3 fails in round 2, where all four are needed: round 3 sends down what round 2 did."""
     outcome = run(tmp_path, on_round(number=2, node=1003, change=fails), min_replies=4)
 
     assert outcome.per_row("void") == [False, True, False, False, False]
 
     def sent_down(number):
-        message, _ = outcome.exchanged(number=number)[0]
+        """Return the prototypes that all clients are sent in a round, as the first gets them."""
+        (message, _reply), *_to_others = outcome.exchanged(number=number)
         return message.content["prototypes"]
 
     second = sent_down(2)
@@ -622,12 +638,12 @@ def control_of(client, number, part):
     Its newest state has the variate ``own`` and how this changed in the last round, ``change``.
     ``part`` of the change in round ``number`` was counted, and nothing of a later one.
     """
-    newest = max(client.glob("*-*.safetensors"))
+    newest = newest_state(client)
     state = load_file(newest)
-    round_of_state = int(newest.name[:6])
-    counted = part if round_of_state == number else 0.0
-    tensors = range(len(state) // 2)
-    return [state[f"own/{i}"] + counted * state[f"change/{i}"] for i in tensors]
+    round_of_state, _ = newest.name.split("-", 1)
+    counted = part if int(round_of_state) == number else 0.0
+    num_tensors = len(state) // 2  # half of the state is ``own``, half ``change``
+    return [state[f"own/{i}"] + counted * state[f"change/{i}"] for i in range(num_tensors)]
 
 
 @pytest.mark.parametrize("algo", ["scaffold", "feddyn"])
@@ -637,7 +653,7 @@ def test_a_mean_variate_is_that_of_its_clients_whatever_becomes_of_their_replies
     One reply is lost, one refused, some are cut (max-update-ratio), a client comes late, and the
     server dies in round 4 and goes on.
     """
-    nodes = four()
+    nodes = four_nodes()
     late = nodes.pop(1003)
     config = run_config(tmp_path, algo=algo, num_clients=3, max_update_ratio=1.0, **SMALL)
     tamper = on_round(number=2, node=1000, change=meanwhile(lambda: nodes.setdefault(1003, late)))
@@ -659,9 +675,12 @@ def test_a_mean_variate_is_that_of_its_clients_whatever_becomes_of_their_replies
         run_id=2,
     )
 
-    server = Checkpoint.read(RunFolder(outcome.folder).checkpoints()[0])
-    assert sorted(number for number, _ in server.counted.values()) == [3, 4, 4, 4]
-    assert min(part for _, part in server.counted.values()) < 1
+    newest, *_older = RunFolder(outcome.folder).checkpoints()
+    server = Checkpoint.read(newest)
+    # of each site's change in the last round that counted, which part has counted
+    last_counted = [number for number, _part in server.counted.values()]
+    assert sorted(last_counted) == [3, 4, 4, 4]  # site-3 fails in round 4
+    assert min(part for _number, part in server.counted.values()) < 1
 
     controls = []
     for site, (number, part) in server.counted.items():

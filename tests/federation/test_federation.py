@@ -35,10 +35,11 @@ def test_half_sent_messages_are_sent_again(arrive, tmp_path, monkeypatch, capsys
     """Every push to the SuperLink fails once; with ``arrive`` its messages arrive all the same."""
     wanted = federate(tmp_path / "undisturbed", clients=3, rounds=3)
     push = LocalGrid.push_messages
-    calls = itertools.count()
+    tries = itertools.count()  # 0, 1, …: two of each push, of which the second succeeds
 
     def failing_at_first(grid, messages):
-        if next(calls) % 2 == 1:
+        is_second_try = next(tries) % 2 == 1
+        if is_second_try:
             return push(grid, messages)
         if arrive:
             push(grid, messages)
@@ -48,7 +49,8 @@ def test_half_sent_messages_are_sent_again(arrive, tmp_path, monkeypatch, capsys
     found = federate(tmp_path / "disturbed", clients=3, rounds=3)
 
     assert left_by(found.folder) == left_by(wanted.folder)
-    assert capsys.readouterr().out.count("half sent; sending them again") == next(calls) // 2
+    pushes = next(tries) // 2
+    assert capsys.readouterr().out.count("half sent; sending them again") == pushes
 
 
 def test_a_superlink_that_keeps_losing_messages_ends_the_run(tmp_path, monkeypatch):
@@ -58,7 +60,8 @@ def test_a_superlink_that_keeps_losing_messages_ends_the_run(tmp_path, monkeypat
 
     with pytest.raises(ObjectPushError):
         federate(tmp_path, clients=2)
-    assert [len(list(messages)) for (messages,), _ in push.call_args_list] == [2, 2, 2]
+    messages_of_each_try = [len(list(messages)) for (messages,), _ in push.call_args_list]
+    assert messages_of_each_try == [2, 2, 2]
 
 
 WITHOUT_HEAD = {"fedpcl"}
@@ -138,12 +141,12 @@ def test_node_ids_do_not_matter(tmp_path):
     forward = {100 + i: nodes[i] for i in (0, 1, 2, 3)}
     backward = {900 - i: nodes[i] for i in (3, 2, 1, 0)}
 
-    rows = []
+    rows = {}
     for name, numbered in (("forward", forward), ("backward", backward)):
         config = run_config(tmp_path / name, participation=0.5)
-        rows.append(without_times(run_federation(config, nodes=numbered).rows))
+        rows[name] = without_times(run_federation(config, nodes=numbered).rows)
 
-    assert rows[0] == rows[1]
+    assert rows["forward"] == rows["backward"]
 
 
 def test_private_state_lives_where_the_site_says(tmp_path):
@@ -250,7 +253,7 @@ def test_a_gpu_that_is_not_there_is_told_with_the_usual_reason(tmp_path, monkeyp
 
 
 def test_participation_asks_a_part_of_the_sites_and_at_the_end_all(tmp_path):
-    """Half of five sites are two, other ones in each round; only the final figures are of all.
+    """Half of five sites are two, not always the same; only the final figures are of all.
 
     So the best accuracy is the final one, as others cannot be compared with it.
     """

@@ -32,12 +32,11 @@ from tests.support import ROOT
 from tests.support.harness import CACHE, RUN_ID, reason_in, refusal, run_federation, settings_of
 
 CLASSES = ("ant", "bee", "cat", "dog", "elk", "fox")
-
-
 EACH = 20
+"""Samples of each class."""
 
 
-def pictures(folder):
+def write_pictures(folder):
     """Write six folders of twenty images, and return the path and class of each image."""
     rng = np.random.default_rng(0)
     paths = []
@@ -51,10 +50,10 @@ def pictures(folder):
     return paths
 
 
-def bring(folder):
+def write_readme_data(folder):
     """Write what the README's commands name: photos/, images.csv (a list of them), patients.csv."""
     photos = [("file", "label")]
-    for path, name in pictures(folder / "photos"):
+    for path, name in write_pictures(folder / "photos"):
         photos.append((str(path.relative_to(folder)), name))
     write_table(folder / "images.csv", photos)
 
@@ -66,9 +65,9 @@ def bring(folder):
     write_table(folder / "patients.csv", patients)
 
 
-def as_table(tmp_path):
+def write_own_table(tmp_path):
     """Write the README's data, and return the settings of a run on patients.csv."""
-    bring(tmp_path)
+    write_readme_data(tmp_path)
     return {"dataset": "arrays", "data-dir": str(tmp_path / "patients.csv"), "models": "table3"}
 
 
@@ -97,7 +96,8 @@ def first_run(tmp_path, run_id=RUN_ID, **changes):
 def quick_start():
     """Return the words of the README's commands for data of one's own."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    chapter = readme.partition("## Your own data")[2].partition("## ")[0]
+    _before, _, chapter = readme.partition("## Your own data")
+    chapter, _, _after = chapter.partition("## ")
     commands = [line for line in chapter.splitlines() if "protofl " in line]
     return [shlex.split(command, comments=True) for command in commands]
 
@@ -105,7 +105,7 @@ def quick_start():
 @pytest.mark.parametrize("words", quick_start(), ids=lambda words: words[2])
 def test_every_sample_is_used_and_told(words, tmp_path, capsys, monkeypatch):
     """A command of the README runs on data as it describes; three quarters are for training."""
-    bring(tmp_path)
+    write_readme_data(tmp_path)
     monkeypatch.chdir(tmp_path)
     _protofl, command, *options = words
     arguments = parsed(command, options)
@@ -120,10 +120,10 @@ def test_every_sample_is_used_and_told(words, tmp_path, capsys, monkeypatch):
     assert train + test == len(CLASSES) * EACH
     assert 0.7 < train / (train + test) < 0.8
 
-    told = f"samples: 120 found · {train} for training · {test} for testing · none left out"
+    line = f"samples: 120 found · {train} for training · {test} for testing · none left out"
     console = capsys.readouterr().out.splitlines()
 
-    assert told in console
+    assert line in console
     # a table alone has columns
     assert ("inputs: the columns a, b, c, d together" in console) == ("dataset=arrays" in words)
 
@@ -152,7 +152,7 @@ def test_every_sample_is_used_and_told(words, tmp_path, capsys, monkeypatch):
 )
 def test_what_is_left_out_or_idle_is_told(changes, told, tmp_path, capsys):
     """Samples that settings leave out, or use several times, and settings without effect."""
-    first_run(tmp_path, **as_table(tmp_path) | changes)
+    first_run(tmp_path, **write_own_table(tmp_path) | changes)
     assert told in capsys.readouterr().out
 
 
@@ -241,7 +241,7 @@ def test_a_baseline_that_cannot_go_on_costs_only_itself(tmp_path, capsys, monkey
         one_run(grid, job)
 
     monkeypatch.setattr(server_app.app, "one_run", failing_baseline)
-    settings = as_table(tmp_path) | {"run-name": "mine", "baselines": "local"}
+    settings = write_own_table(tmp_path) | {"run-name": "mine", "baselines": "local"}
     outcome, _ = first_run(tmp_path, **settings)
 
     assert outcome.folder.name == "mine"
@@ -254,7 +254,7 @@ def test_the_baseline_of_another_run_is_not_taken_for_this_ones(tmp_path):
     other.mkdir(parents=True)
     (other / "settings.toml").touch()
 
-    settings = as_table(tmp_path) | {"run-name": "mine", "baselines": "local"}
+    settings = write_own_table(tmp_path) | {"run-name": "mine", "baselines": "local"}
     with pytest.raises(SettingsError, match=r"run-name = 'mine-local': .* holds a run already"):
         first_run(tmp_path, **settings)
     assert not (tmp_path / "runs" / "mine").exists()
@@ -281,7 +281,7 @@ def test_a_resumed_run_goes_on_with_its_baselines(tmp_path, monkeypatch):
 
     Where the division of the data has changed since, no baseline can be compared: it is refused.
     """
-    settings = as_table(tmp_path) | {"run-name": "mine", "baselines": "local,fedavg"}
+    settings = write_own_table(tmp_path) | {"run-name": "mine", "baselines": "local,fedavg"}
     first_run(tmp_path, **settings)
     lost = tmp_path / "runs" / "mine-local" / "summary.json"
     kept = tmp_path / "runs" / "mine-fedavg" / "summary.json"

@@ -12,7 +12,7 @@ from protofl_common.config.options import SettingsError
 from protofl_common.maths.gaussian import ClassMoments
 from protofl_common.models.trained import TrainedModel
 from protofl_common.tools.cli import main
-from tests.support.commands import exported, output
+from tests.support.commands import export_model, output
 from tests.support.harness import client_of, federate, refusal
 from tests.support.plain import assert_equal
 
@@ -46,7 +46,7 @@ def features(outcome, *partitions):
     return inputs, labels
 
 
-def stored(run):
+def tensors_of_checkpoint(run):
     """Return the tensors of the checkpoint after the only round."""
     return load_file(run / "checkpoints" / "000001.safetensors")
 
@@ -61,7 +61,7 @@ def assert_result_of(outcome, *partitions):
     moments = ClassMoments(10, x.shape[1])
     moments.measure(x, y)
 
-    state = stored(outcome.folder)
+    state = tensors_of_checkpoint(outcome.folder)
     for name, value in moments.named_buffers():
         tolerance = 1e-9 * float(value.abs().max())
         torch.testing.assert_close(state[f"moments/{name}"], value, rtol=0, atol=tolerance)
@@ -72,8 +72,8 @@ def assert_result_of(outcome, *partitions):
     for file in files:
         model = TrainedModel.read(file).build()
         found = model(x)
-        # a shrinkage below 0 is that of the oracle; scores are not combined
-        model.head.fit(moments, counts, moments.shares, -1.0, torch.clone)
+        of_the_oracle = -1.0  # a shrinkage below 0 asks for the oracle's
+        model.head.fit(moments, counts, moments.shares, of_the_oracle, torch.clone)
         wanted = model(x)
         tolerance = 1e-6 * float(wanted[wanted.isfinite()].abs().max())
         torch.testing.assert_close(found, wanted, rtol=0, atol=tolerance)
@@ -92,7 +92,7 @@ def test_the_result_without_a_site_is_that_of_the_others(tmp_path):
     forget(outcome, "site-1", "--by", "letter 7")
 
     assert_result_of(outcome, 0, 2, 3)
-    assert not [key for key in stored(outcome.folder) if "site-1" in key]
+    assert not [key for key in tensors_of_checkpoint(outcome.folder) if "site-1" in key]
     assert len(list((outcome.folder / "checkpoints").glob("*.safetensors"))) == 1
 
     (line,) = (outcome.folder / "forgotten.jsonl").read_text().splitlines()
@@ -110,7 +110,7 @@ def test_what_is_used_and_exported_has_the_new_head_and_the_last_site_stays(tmp_
     outcome = federation(tmp_path, 0, 1, 2)
     forget(outcome, "site-2")
 
-    out = exported(outcome.folder, tmp_path / "model")
+    out = export_model(outcome.folder, tmp_path / "model")
     assert "less forgotten sites; figures are from before that" in capsys.readouterr().out
 
     found = TrainedModel.read(out / "model.safetensors").weights
@@ -148,7 +148,7 @@ def test_noise_stays_in_what_is_left(tmp_path):
 
     moments = {}
     sites = set()
-    for key, value in stored(outcome.folder).items():
+    for key, value in tensors_of_checkpoint(outcome.folder).items():
         if key.startswith("moments/"):
             moments[key.removeprefix("moments/")] = value
         if key.startswith("sent/"):

@@ -246,6 +246,7 @@ def test_cuda_is_made_to_repeat_exactly(precision, monkeypatch):
     matmul.allow_tf32, cudnn.allow_tf32 = before
 
     assert device == torch.device("cuda:1")
+    # for algorithms that repeat, with a warning where there is none, and for a tensor on the device
     assert asked == [(True, True), device]
     assert of_products == of_convolutions == (precision == "tf32")
     assert not cudnn.benchmark

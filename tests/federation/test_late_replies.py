@@ -104,7 +104,7 @@ def test_a_round_does_not_wait_for_a_slow_site(three):
     No round takes the whole time limit, not even the first.
     """
     grids = []
-    late = a_round_late(grids, "13", node=SOUTH)
+    late = a_round_late(grids, rounds="13", node=SOUTH)
 
     outcome = three.run(late, grids.append, rounds=5, **IMPATIENT)
 
@@ -114,15 +114,15 @@ def test_a_round_does_not_wait_for_a_slow_site(three):
     assert max(row["seconds"]["total"] for row in outcome.rows) < 60
 
     lines = (outcome.folder.parent / HEADS).read_text().splitlines()
-    sites_in_lines = [json.loads(line)["heads"].keys() for line in lines]
-    assert {"south"} in sites_in_lines, "also of its log the server is told"
+    heads_of_logs = [json.loads(line)["heads"] for line in lines]
+    assert {"south"} in [heads.keys() for heads in heads_of_logs], "a late reply has its log's, too"
 
 
 @pytest.mark.parametrize("late", ["discard", "next-round"])
 def test_a_site_that_fails_late_says_why(late, three):
     """South's error in round 1 arrives in round 2, and is in the row and in `protofl status`."""
     grids = []
-    arrives_late = a_round_late(grids, "1", node=SOUTH)
+    arrives_late = a_round_late(grids, rounds="1", node=SOUTH)
     fails_in_round_1 = on_round(1, SOUTH, failing(ERROR_CODE, "its disk is full"))
 
     impatient = IMPATIENT | {"late": late, "round_timeout": 1.0}
@@ -141,7 +141,7 @@ def test_for_whom_a_round_waits_is_told_meanwhile(three, monkeypatch):
     """
     monkeypatch.setattr("server_app.network.exchange.LOOK_AROUND_SECONDS", 0.0)
     monkeypatch.setattr("server_app.network.waiting.FIRST_WORD_SECONDS", 0.0)
-    told = []
+    told = []  # each event, and what the file has at that time
 
     def note(event):
         told.append((event, RunFolder(three.folder / "runs" / "first").awaited()))
@@ -168,8 +168,8 @@ def test_a_round_with_too_few_replies_waits_for_late_ones(three):
     So round 1 is void, as one reply is too few, and round 2 waits for both.
     """
     grids = []
-    north = a_round_late(grids, "1", node=NORTH)
-    south = a_round_late(grids, "1", node=SOUTH)
+    north = a_round_late(grids, rounds="1", node=NORTH)
+    south = a_round_late(grids, rounds="1", node=SOUTH)
 
     settings = IMPATIENT | {"round_timeout": 8.0}  # all of which round 1 waits
     outcome = three.run(
@@ -183,7 +183,8 @@ def test_a_round_with_too_few_replies_waits_for_late_ones(three):
 def test_a_reply_counts_once_and_never_after_a_newer_one(tmp_path, monkeypatch):
     """A client's reply to round 1 comes again in every round after it, and counts in round 2 only.
 
-    From round 3 on the client also replies in time, and that counts.
+    From round 3 on the client also replies in time, and that counts. The final evaluation is no
+    part of the lists: each has four rounds.
     """
     take = LateReplies.take
     hold_back = LateReplies.hold_back
@@ -227,21 +228,20 @@ def test_a_late_reply_is_checked_like_any_other(tmp_path, monkeypatch):
 
 def test_with_discard_nobody_is_taken_to_be_at_work(three, monkeypatch):
     """South is late in round 2, and is asked in round 3 like the others."""
-    sites_at_work = []
+    found_at_work = []  # in each round
     at_work = MessageExchange.at_work
 
     def noted(exchange):
-        sites = at_work(exchange)
-        sites_at_work.append(sites)
-        return sites
+        found_at_work.append(at_work(exchange))
+        return found_at_work[-1]
 
     monkeypatch.setattr(MessageExchange, "at_work", noted)
     grids = []
 
     discard = IMPATIENT | {"late": "discard"}
-    three.run(a_round_late(grids, "2", node=SOUTH), grids.append, rounds=3, **discard)
+    three.run(a_round_late(grids, rounds="2", node=SOUTH), grids.append, rounds=3, **discard)
 
-    assert sites_at_work == [set(), set(), set()]  # in each of three rounds
+    assert found_at_work == [set()] * 3
 
 
 # -- what it weighs, and what is refused ---------------------------------------------------------

@@ -24,7 +24,7 @@ TINY_RUN = {
 
 
 def test_advantage_and_its_error_by_hand():
-    """Three classes: the arrays are the scores of members and of other candidates.
+    """Three classes: the two arrays of each are the scores of its members and of its others.
 
     A member scores above a share of the others, the AUC. The advantage is 2 AUC − 1, weighted over
     classes by their m members; the variance of that of a class with n others by chance is
@@ -36,13 +36,15 @@ def test_advantage_and_its_error_by_hand():
 
     found = finding([one_member, two_members, nobody_else])
 
-    # weighted with 1 and 2 of the 3 members
-    assert found.advantage == pytest.approx((1 * (1 / 3) + 2 * (1 / 2)) / 3)
+    weights = (1 / 3, 2 / 3)  # of the three members of classes with others, one is of the first
+    advantages = (2 * 2 / 3 - 1, 2 * 3 / 4 - 1)
+    wanted = weights[0] * advantages[0] + weights[1] * advantages[1]
+    assert found.advantage == pytest.approx(wanted)
 
-    first = 4 * (1 + 3 + 1) / (12 * 1 * 3)
-    second = 4 * (2 + 1 + 1) / (12 * 2 * 1)
+    variances = (4 * (1 + 3 + 1) / (12 * 1 * 3), 4 * (2 + 1 + 1) / (12 * 2 * 1))
+    variance = weights[0] ** 2 * variances[0] + weights[1] ** 2 * variances[1]
 
-    assert found.error == pytest.approx((first / 9 + 4 * second / 9) ** 0.5)
+    assert found.error == pytest.approx(variance**0.5)
     assert found.classes == 2  # the third has nobody to be told from
     assert found.named == 1  # the likeliest candidate is a member in the second class only
     assert found.by_chance == pytest.approx(1 / 4 + 2 / 3)  # members among the candidates
@@ -62,10 +64,10 @@ def test_guessing_is_above_chance_as_rarely_as_it_should_be():
     spread = np.std([each.advantage for each in findings])
 
     assert spread == pytest.approx(findings[0].error, rel=0.15)
-    assert sum(each.above_chance for each in findings) <= 3
+    assert sum(each.above_chance for each in findings) <= 3  # 1 % of 300
 
 
-def audited(folder, algo, clients=4, **changes):
+def run_and_audit(folder, algo, clients=4, **changes):
     """Make a run, and return its folder and what the audit finds, by attack and samples of a class.
 
     Its clients have joined in another order than that of their numbers, as they do in processes.
@@ -82,7 +84,7 @@ def test_a_run_without_protection_names_members_in_red(tmp_path, capsys, monkeyp
     The report and the command warn of it.
     """
     monkeypatch.setattr("protofl_common.report.page.FIGURES", {})
-    run, findings = audited(tmp_path, "fedproto")
+    run, findings = run_and_audit(tmp_path, "fedproto")
 
     small = findings["prototypes", "1 to 3"]
     assert small["above_chance"]
@@ -96,8 +98,10 @@ def test_a_run_without_protection_names_members_in_red(tmp_path, capsys, monkeyp
 
 
 def test_the_class_means_of_gaussian_heads_name_members(tmp_path):
-    """The means are attacked as prototypes are, and name a member of nine small classes in ten."""
-    _, findings = audited(tmp_path / "plain", algo="gaussian", backbones="glyphs", local_epochs=1)
+    """They are attacked as prototypes are, and name a member of nine small classes in ten."""
+    _, findings = run_and_audit(
+        tmp_path / "plain", algo="gaussian", backbones="glyphs", local_epochs=1
+    )
     assert {attack for attack, _ in findings} == {"prototypes"}
 
     small = findings["prototypes", "1 to 3"]
@@ -126,19 +130,19 @@ def test_the_moments_that_are_attacked_are_those_with_noise(tmp_path):
     }
     stored = noisy | {"gaussian__revocable": True}
 
-    _, findings = audited(tmp_path / "open", **stored, dp_epsilon=1e6)
+    _, findings = run_and_audit(tmp_path / "open", **stored, dp_epsilon=1e6)
     assert findings["prototypes", "all"]["above_chance"]
 
-    _, findings = audited(tmp_path / "closed", **stored, dp_epsilon=1.0)
+    _, findings = run_and_audit(tmp_path / "closed", **stored, dp_epsilon=1.0)
     assert not findings["prototypes", "all"]["above_chance"]
     with pytest.raises(SettingsError, match="what site-0 sent, with noise, is not stored"):
-        audited(tmp_path / "unknown", **noisy, gaussian__revocable=False)
+        run_and_audit(tmp_path / "unknown", **noisy, gaussian__revocable=False)
 
 
 def test_of_classes_below_the_least_number_there_is_nothing_to_name(tmp_path):
     """With min-class-samples = 4 no prototype is of one to three samples, so none is attacked."""
     uneven = {"partition": "dirichlet", "alpha": 0.2, "train_samples": 60}
-    _, findings = audited(tmp_path, "fedproto", clients=2, min_class_samples=4, **uneven)
+    _, findings = run_and_audit(tmp_path, "fedproto", clients=2, min_class_samples=4, **uneven)
 
     assert ("prototypes", "1 to 3") not in findings
     assert ("prototypes", "all") in findings
@@ -148,8 +152,8 @@ def test_of_classes_below_the_least_number_there_is_nothing_to_name(tmp_path):
 def test_under_epsilon_1_the_attack_on_prototypes_falls_to_chance(tmp_path):
     """The prototypes are of the same features, of a model that does not train, in both runs."""
     settings = {"algo": "fedproto", "train_samples": 20}
-    _, plain = audited(tmp_path / "open", **settings)
-    _, noisy = audited(tmp_path / "closed", **settings, dp="sample", dp_epsilon=1.0)
+    _, plain = run_and_audit(tmp_path / "open", **settings)
+    _, noisy = run_and_audit(tmp_path / "closed", **settings, dp="sample", dp_epsilon=1.0)
 
     assert plain["prototypes", "all"]["above_chance"]
     assert not noisy["prototypes", "all"]["above_chance"]
@@ -158,7 +162,7 @@ def test_under_epsilon_1_the_attack_on_prototypes_falls_to_chance(tmp_path):
 def test_sums_over_the_clients_cannot_be_audited(tmp_path):
     said = "nothing to attack: with secure aggregation no message is that of one client"
     with pytest.raises(SettingsError, match=said):
-        audited(tmp_path, "fedproto", secagg=True)
+        run_and_audit(tmp_path, "fedproto", secagg=True)
 
 
 def test_a_run_whose_models_are_elsewhere_cannot_be_audited(tmp_path, monkeypatch):
@@ -166,4 +170,4 @@ def test_a_run_whose_models_are_elsewhere_cannot_be_audited(tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path)
     said = "no model of the client; give a finished simulation"
     with pytest.raises(SettingsError, match=said):
-        audited(tmp_path, "fedproto", state_dir="disk")
+        run_and_audit(tmp_path, "fedproto", state_dir="disk")

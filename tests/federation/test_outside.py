@@ -43,8 +43,8 @@ from server_app.run.replies import Upload
 from server_app.strategies.base import ServerStrategy, server_half
 from server_app.strategies.fedavg import FedAvg
 from tests.support import ROOT
-from tests.support.accidents import CLIENTS, PLACES, stop
-from tests.support.commands import exported
+from tests.support.accidents import CLIENTS, PLACES, run_until_stopped
+from tests.support.commands import export_model
 from tests.support.fakes import server_of
 from tests.support.harness import (
     client_of,
@@ -73,10 +73,11 @@ VIT = "outside_moon.net:TinyViT"
 MOON = {"algo": "my-moon", "models": VIT, **STRIPES}
 
 
-def forget():
+def forget_package():
     """Let this process be as before it imported the package outside_moon."""
-    for name in [name for name in sys.modules if name.partition(".")[0] == "outside_moon"]:
-        del sys.modules[name]
+    for name in list(sys.modules):
+        if name == "outside_moon" or name.startswith("outside_moon."):
+            del sys.modules[name]
     plugins.algorithm_named.cache_clear()
 
 
@@ -87,19 +88,19 @@ def site_packages(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def _installed(site_packages, monkeypatch):
-    forget()
+    forget_package()
     monkeypatch.syspath_prepend(site_packages)
     allow(["outside_moon"])
     yield
-    forget()
+    forget_package()
 
 
 # A user's own module: `brier` is a metric and `note` a callback, which note what they are given.
 # The metrics `secretive` and `many` fail, `many` as it returns no number; so does `offline`.
 OWN = """import json, numpy as np
-seen, rows = [], []
+given, rows = [], []
 def brier(scores, labels):
-    seen.append((scores, labels))
+    given.append((scores, labels))
     e = np.exp(scores - scores.max(1, keepdims=True))
     return ((e / e.sum(1, keepdims=True) - np.eye(scores.shape[1])[labels]) ** 2).sum(1).mean()
 def secretive(scores, labels):
@@ -183,9 +184,9 @@ def test_the_packages_moon_is_ours_but_for_rounding(tmp_path):
     """Ours has an independent script. Its steps are fused where they can be, a package's never."""
     settings = STRIPES | {"models": "cnn4", "rounds": 3}
     own = settings | {"algo": "moon", "moon__mu": 3.0, "moon__temperature": 0.7}
-    ours = federate(tmp_path / "ours", 3, **own)
+    ours = federate(tmp_path / "ours", clients=3, **own)
     outside = settings | {"algo": "my-moon", "hparams": "mu=3.0, temperature=0.7"}
-    theirs = federate(tmp_path / "theirs", 3, **outside)
+    theirs = federate(tmp_path / "theirs", clients=3, **outside)
 
     assert_close(weights_left(theirs), weights_left(ours))
     for found, wanted in zip(theirs.rows, ours.rows, strict=True):
@@ -217,7 +218,7 @@ def test_stopped_at_every_place_and_resumed_it_is_bit_for_bit_the_same(tmp_path,
 
     config = run_config(tmp_path / "parts", **settings)
     for number, place in enumerate(PLACES, start=1):
-        stop(config | {"resume": number > 1}, place, number, run_id=100 + number)
+        run_until_stopped(config | {"resume": number > 1}, place, number, run_id=100 + number)
 
     with pytest.raises(SettingsError, match=r'hparams = "mu=1.0": the run has hparams = "mu=2.0"'):
         run_federation(config | {"resume": True, "hparams": "mu=1.0"}, clients=CLIENTS, run_id=200)
@@ -382,7 +383,7 @@ class Summing(FedAvg[Any]):
         return {"uploads": torch.tensor(len(uploads))}
 
 
-def change(monkeypatch, **fields):
+def change_row(monkeypatch, **fields):
     """Give MOON's row these fields, and `Summing` as its server."""
     moon = dataclasses.replace(row(), server="tests.federation.test_outside:Summing", **fields)
     monkeypatch.setattr("protofl_common.experiment.settings.algorithm_named", lambda name: moon)
@@ -414,13 +415,14 @@ def test_what_a_row_does_not_declare_is_refused(key, value, sent, why, monkeypat
 
     several = sent == Vectors(several=True)
     exchange = Exchange(up={"sent": sent})
-    change(monkeypatch, supports=(), averages_prototypes=several, exchange=exchange)
+    change_row(monkeypatch, supports=(), averages_prototypes=several, exchange=exchange)
     refused = refusal(config)
 
     assert why in refused
 
     # the error names the fields of a row with which secure aggregation is declared
-    named = re.findall(r"supports|averages_prototypes", refused.partition("; or set ")[2])
+    _why, _, fields = refused.partition("; or set ")
+    named = re.findall(r"supports|averages_prototypes", fields)
     assert len(named) == (2 if key == "secagg" else 0)
     for word in named:
         assert f"`{word}`" in PAGE or f"`{word}=" in PAGE
@@ -429,7 +431,7 @@ def test_what_a_row_does_not_declare_is_refused(key, value, sent, why, monkeypat
 @pytest.mark.parametrize(("secagg", "uploads"), [(False, [1, 1, 1, 1]), (True, [4])])
 def test_an_upload_says_of_how_many_clients_it_is(secagg, uploads, tmp_path, monkeypatch):
     """Four clients: the server gets four uploads, or with secure aggregation one of all four."""
-    change(monkeypatch, supports=("secagg",))
+    change_row(monkeypatch, supports=("secagg",))
     monkeypatch.setattr(Summing, "seen", [])
 
     run = federate(tmp_path, clients=4, **MOON, secagg=secagg, rounds=1)
@@ -440,7 +442,7 @@ def test_an_upload_says_of_how_many_clients_it_is(secagg, uploads, tmp_path, mon
 
 def test_uploads_must_have_the_names_of_what_is_merged(tmp_path, monkeypatch):
     """MOON's clients are said to send steps as well, of which the server has nothing to merge."""
-    change(monkeypatch, exchange=Exchange(up={"weights": Weights(), "steps": Weights()}))
+    change_row(monkeypatch, exchange=Exchange(up={"weights": Weights(), "steps": Weights()}))
 
     lacks = "Summing lacks steps: uploads must have its names and shapes"
     with pytest.raises(FederationError, match=lacks):
@@ -468,11 +470,12 @@ def test_a_run_has_its_last_model_and_the_users_metric_and_callback(own, tmp_pat
         previous = kept[f"site-{message.metadata.dst_node_id - 1000}"]
         sent = {f"previous/{name}": array.data for name, array in reply.content["weights"].items()}
         assert {name: value.numpy().tobytes() for name, value in previous.items()} == sent
-    losses = [line["clients"]["site-0"]["losses"] for line in run.rows[:3]]
+    *rounds, _final = run.rows
+    first, second, third = [line["clients"]["site-0"]["losses"] for line in rounds]
 
-    assert "contrast" not in losses[0]
-    assert losses[1]["contrast"] > 0
-    assert losses[2]["contrast"] > 0
+    assert "contrast" not in first
+    assert second["contrast"] > 0
+    assert third["contrast"] > 0
 
     module = sys.modules[own]
     briers = []
@@ -480,15 +483,17 @@ def test_a_run_has_its_last_model_and_the_users_metric_and_callback(own, tmp_pat
         for client in line["clients"].values():
             briers.append(client["metrics"][f"head/{own}:brier"])
 
-    assert len(briers) == len(module.seen) == 2 * 4  # two clients in three rounds and at the end
-    assert briers == [module.brier(*pair) for pair in list(module.seen)]  # it notes these as well
-    for scores, labels in module.seen:
+    assert len(briers) == len(module.given) == 2 * 4  # two clients in three rounds and at the end
+    given = list(module.given)  # a copy: the calls below are noted as well
+    assert briers == [module.brier(scores, labels) for scores, labels in given]
+    for scores, labels in given:
         assert isinstance(scores, np.ndarray)
-        assert (scores.shape, labels.shape) == ((24, 3), (24,))
+        assert scores.shape == (24, 3)  # of 24 test samples and three classes
+        assert labels.shape == (24,)
     assert module.rows == run.rows
     assert [line["kind"] for line in run.rows] == ["round"] * 3 + ["final"]
 
-    model = exported(run.folder, tmp_path / "model")
+    model = export_model(run.folder, tmp_path / "model")
     card = json.loads((model / "model.json").read_text())
     assert (card["algorithm"], card["arch"]) == ("my-moon", VIT)
     assert card["classes"] == ["horizontal", "rising", "falling"]
@@ -554,7 +559,9 @@ def blocks(language):
 
 def table(after):
     """Return the cells of the pages' first table after some words, without its head."""
-    text = PAGE.partition(after)[2].partition("\n|")[2].partition("\n\n")[0]
+    _before, _, text = PAGE.partition(after)
+    _before, _, text = text.partition("\n|")
+    text, _, _after = text.partition("\n\n")
     _head, _rule, *lines = text.splitlines()
     return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
 
@@ -616,7 +623,8 @@ def test_the_pages_hooks_exist_and_are_called_in_their_order(tmp_path, monkeypat
 
     assert calls == names_in_order
 
-    about_server = PAGE.partition("**The server half**")[2].partition("\n#")[0]
+    _before, _, about_server = PAGE.partition("**The server half**")
+    about_server, _, _after = about_server.partition("\n#")
     named = re.findall(r"`(\w+)(?:\([^`]*\))?`", about_server)
     hooks = [name for name in named if name not in ("ServerStrategy", "Upload")]
     fields_of_upload = {field.name for field in dataclasses.fields(Upload)}
@@ -669,7 +677,7 @@ def test_the_scaffold_of_the_notebook_is_ours_but_for_rounding(tmp_path, monkeyp
     """The notebook's first cell of code writes SCAFFOLD as a package's method."""
     cells = json.loads(NOTEBOOK.read_text("utf-8"))["cells"]
     first = next(cell for cell in cells if cell["cell_type"] == "code")
-    scaffold = re.findall(r'write_text\("""(.*?)"""\)', "".join(first["source"]), re.DOTALL)[0]
+    (scaffold,) = re.findall(r'write_text\("""(.*?)"""\)', "".join(first["source"]), re.DOTALL)
     code = scaffold.replace("my_scaffold", "its_scaffold")  # no other test's module
     (tmp_path / "its_scaffold.py").write_text(code, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
@@ -721,11 +729,13 @@ def test_the_pages_names_are_those_of_the_code():
     """The fields of a batch, the keys of data, the settings, and the files that it links to."""
     rows = table("**The client half**")
     (batch,) = [cells[1] for cells in rows if cells[0] == "`loss(batch)`"]
-    named = re.findall(r"`(\w+)`", batch.partition("`batch` has")[2])
+    _loss, _, fields = batch.partition("`batch` has")
+    named = re.findall(r"`(\w+)`", fields)
 
     assert named == [field.name for field in dataclasses.fields(Batch)]
 
-    about_data = PAGE.partition("## Data:")[2].partition("\n## ")[0]
+    _before, _, about_data = PAGE.partition("## Data:")
+    about_data, _, _after = about_data.partition("\n## ")
     assert set(KEYS) <= set(re.findall(r"`(\w+)`", about_data))
 
     settings = set(re.findall(r"`([a-z-]+) ?= ?\"[^`]*`", PAGE))

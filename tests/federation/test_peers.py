@@ -20,7 +20,7 @@ from tests.support.harness import (
     run_federation,
     settings_of,
 )
-from tests.support.sites import EAST, NAMES, NORTH, SOUTH, Three, named, signed
+from tests.support.sites import EAST, NAMES, NORTH, SOUTH, Three, make_site_keys, signed
 
 FOUR = (*NAMES, "west")
 WEST = 4
@@ -48,7 +48,7 @@ class Hospitals(Three):
                 node |= {"peers": peers, "require-secagg": True}
 
     def keys(self, names):
-        return named(**{name: self.folder / name / "state/sites" / name for name in names})
+        return make_site_keys(**{name: self.folder / name / "state/sites" / name for name in names})
 
     def without(self, *absent):
         return {n: node for n, node in self.nodes.items() if node["site-name"] not in absent}
@@ -62,7 +62,7 @@ class Hospitals(Three):
         """Let the operator of a site, which is asked first, decide about a run."""
         question = RecordDict({**pack_settings(digest_of(config))})
         grid = LocalGrid(config, self.nodes)
-        grid.asked(Message(question, node, MessageType.QUERY, group_id="0"))
+        grid.ask(Message(question, node, MessageType.QUERY, group_id="0"))
         decide(self.nodes[node], Study.of(config).id, decision, key_file=None)
 
     def federate(self, config, nodes, run_id, tamper=None):
@@ -142,7 +142,7 @@ def test_a_site_takes_part_in_no_study_whose_sites_it_does_not_know(tmp_path):
         )
     assert not problem_of_peers(north, hospitals.study())
 
-    key_of_east = hospitals.keys(["east"]).partition(":")[2]
+    _name, key_of_east = hospitals.keys(["east"]).split(":")
     doubled = refusal({}, north | {"peers": f"east:{key_of_east}, ost:{key_of_east}"})
     assert "node-config: peers: east, ost have the same key" in doubled
 
@@ -218,7 +218,7 @@ def test_the_sites_that_nobody_knows_cannot_unmask(tmp_path):
     with pytest.raises(FederationError):
         hospitals.federate(config, hospitals.nodes, run_id=1)
 
-    row = RunFolder(tmp_path / "runs-1/year").rows()[0]
+    row, *_ = RunFolder(tmp_path / "runs-1/year").rows()
     refused = "share: a sum with 4 sites that {} does not know, of 7"
 
     for name in NAMES:
@@ -256,7 +256,7 @@ def test_strangers_are_counted_on_for_no_noise(friends, strangers, tmp_path):
     with suppress(FederationError):
         hospitals.federate(config, hospitals.nodes, run_id=1)
 
-    row = RunFolder(tmp_path / "runs-1/year").rows()[0]
+    row, *_ = RunFolder(tmp_path / "runs-1/year").rows()
     refused = "a sum may have 2 sites that this one knows (node config: peers)"
     refusing = {site for site, text in row["failed"].items() if refused in text}
 

@@ -14,7 +14,7 @@ from protofl_common.experiment.settings import Settings
 from protofl_common.runs.folder import RunFolder
 from server_app.network.membership import FederationError
 from tests.support.harness import CACHE, client_of, federate, run_config, run_federation
-from tests.support.sites import named
+from tests.support.sites import make_site_keys
 
 PERSONS = 40
 RUN = {
@@ -32,7 +32,7 @@ RUN = {
 }
 
 
-def data_of(folder, seed, *, names_persons=True):
+def write_data(folder, seed, *, names_persons=True):
     """Write samples of `PERSONS` people, and return the file.
 
     The first has seventy samples, the others have two to eight; those of a person have one label.
@@ -52,14 +52,17 @@ def data_of(folder, seed, *, names_persons=True):
     return folder / "data.npz"
 
 
-def site(folder, name, **more):
-    """Return the node config of a site with data that name persons; ``more`` stands in it, too."""
+def write_site(folder, name, **more):
+    """Write data that name persons, and return the node config of a site with them.
+
+    ``more`` stands in the node config, too.
+    """
     seed = len(name)  # names of other lengths have other data
     return {
         "site-name": name,
         "dataset": "arrays",
         "classes": "well,ill",
-        "data-dir": str(data_of(folder / name, seed)),
+        "data-dir": str(write_data(folder / name, seed)),
         "state-dir": str(folder / name / "state"),
         "approve": False,
         **CACHE,
@@ -74,7 +77,7 @@ def site(folder, name, **more):
 ])  # fmt: skip
 def test_persons_are_counted_in_all_that_leaves(changes, tmp_path):
     """Numbers of samples, weights, figures and counts are of persons; ε is said to be, too."""
-    nodes = {1: site(tmp_path, "north"), 2: site(tmp_path, "southern")}
+    nodes = {1: write_site(tmp_path, "north"), 2: write_site(tmp_path, "southern")}
     outcome = federate(tmp_path, nodes=nodes, **RUN | changes)
 
     assert not outcome.trouble
@@ -104,7 +107,8 @@ def test_moments_of_persons_are_summed_with_shared_noise(tmp_path):
     nodes = {}
     for number, name in enumerate(("east", "north", "southern"), start=1):
         validation = 0.3 if name == "east" else 0.0
-        node = site(tmp_path, name, **{"max-honest-sites": 3, "validation-fraction": validation})
+        demands = {"max-honest-sites": 3, "validation-fraction": validation}
+        node = write_site(tmp_path, name, **demands)
         file = Path(node["data-dir"])
         arrays = dict(np.load(file))
         # images, which the backbone takes, in the place of six numbers
@@ -123,14 +127,14 @@ def test_whose_samples_they_are_decides_what_is_protected(tmp_path):
 
     def reason(folder, **changes):
         """Return why a site with these data refuses a run."""
-        node = {**site(tmp_path, "north"), "data-dir": str(folder)}
+        node = {**write_site(tmp_path, "north"), "data-dir": str(folder)}
         config = run_config(tmp_path, **RUN | changes)
         with pytest.raises(SettingsError) as caught:
             _ = client_of(config, **node).data
         return str(caught.value)
 
-    with_persons = data_of(tmp_path / "with", 1)
-    without = data_of(tmp_path / "without", 1, names_persons=False)
+    with_persons = write_data(tmp_path / "with", seed=1)
+    without = write_data(tmp_path / "without", seed=1, names_persons=False)
     assert "dp = 'sample': this client's data say whose each sample is" in reason(
         with_persons, dp="sample"
     )
@@ -144,7 +148,7 @@ def test_whose_samples_they_are_decides_what_is_protected(tmp_path):
 
 def test_a_demand_per_person_is_met_by_no_run_per_sample(tmp_path):
     demand = {"require-dp": "epsilon<=8 per person"}
-    node = site(tmp_path, "north", **demand)
+    node = write_site(tmp_path, "north", **demand)
     with pytest.raises(SettingsError, match="this site takes part only with dp = 'person'"):
         Settings.from_run_config(run_config(tmp_path, **RUN | {"dp": "sample"}), node)
     Settings.from_run_config(run_config(tmp_path, **RUN), node)
@@ -157,9 +161,9 @@ def test_charges_of_samples_say_nothing_of_persons(tmp_path, capfd):
     """
     nodes = {}
     for number, name in enumerate(("north", "southern"), start=1):
-        nodes[number] = site(tmp_path, name, **{"require-dp": "epsilon<=20"})
-        data_of(tmp_path / name, number, names_persons=False)
-        named(**{name: tmp_path / name / "state/sites" / name})
+        nodes[number] = write_site(tmp_path, name, **{"require-dp": "epsilon<=20"})
+        write_data(tmp_path / name, seed=number, names_persons=False)
+        make_site_keys(**{name: tmp_path / name / "state/sites" / name})
     # with require-dp a site divides its data by a key that it keeps
     keys = [
         tmp_path / name / "state/sites" / name / "division.key" for name in ("north", "southern")
@@ -172,8 +176,8 @@ def test_charges_of_samples_say_nothing_of_persons(tmp_path, capfd):
     assert all(stat.S_IMODE(key.stat().st_mode) == 0o600 for key in keys)
 
     for number, name in enumerate(("north", "southern"), start=1):
-        data_of(tmp_path / name, number)
-    data_key.cache_clear()  # a process looks once which files there are
+        write_data(tmp_path / name, seed=number)
+    data_key.cache_clear()  # else this process, which has looked once, goes by the files of then
     with pytest.raises(FederationError, match="earlier charges in this client's ledger are of"):
         federate(tmp_path / "2", nodes=nodes, run_id=2, **RUN | {"run_name": "second"})
     assert [key.read_text() for key in keys] == made

@@ -26,7 +26,7 @@ from protofl_common.tools.cli import export, predict
 from protofl_common.tools.inference import Predictor, TrainedModel
 from server_app.run.checkpoint import locked_run
 from tests.support import ROOT
-from tests.support.commands import SCHEMA, exported, output, told
+from tests.support.commands import SCHEMA, export_model, json_printed, output
 from tests.support.fakes import write_run
 from tests.support.harness import client_of, federate, run_config, run_federation
 from tests.support.plain import assert_equal
@@ -45,7 +45,7 @@ BROKEN = {
 }
 
 
-def trained(tmp_path, **settings):
+def small_run(tmp_path, **settings):
     small = {"train_samples": 60, "test_samples": 60}
     return federate(tmp_path, clients=CLIENTS, **small | settings)
 
@@ -53,7 +53,7 @@ def trained(tmp_path, **settings):
 @pytest.fixture(scope="module")
 def outcome(tmp_path_factory):
     settings = {"algo": "fedproto", "models": "cnn4", "dataset": "digits", "partition": "iid"}
-    return trained(tmp_path_factory.mktemp("run"), **settings)
+    return small_run(tmp_path_factory.mktemp("run"), **settings)
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def run(outcome):
 
 @pytest.fixture(scope="module")
 def model(run):
-    return exported(run, run.parent / "model")
+    return export_model(run, run.parent / "model")
 
 
 @pytest.fixture(scope="module")
@@ -99,13 +99,13 @@ def test_an_exported_model_is_right_as_often_as_in_the_run(tmp_path, algo, among
     settings = {"algo": algo, "predict_among": among, "local_epochs": 2}
     if among == "own":
         settings |= {"partition": "pathological", "classes_per_client": 3}
-    run = trained(tmp_path, **settings)
+    run = small_run(tmp_path, **settings)
 
     for number in range(CLIENTS):
         site = f"site-{number}"
         data = client_of(run.grid.run_config, partition=number, clients=CLIENTS).data
         accuracy = run.summary["accuracy-of-clients"][site]
-        predictor = Predictor.load(exported(run.folder, tmp_path / f"model-{number}", site))
+        predictor = Predictor.load(export_model(run.folder, tmp_path / f"model-{number}", site))
         assert set(predictor.inferences) == set(accuracy)
         if "prototype" not in accuracy:  # then nothing is known of distances, or of the unknown
             for prediction in predictor.predict(255 - data.test_inputs):
@@ -136,7 +136,7 @@ def test_the_command_line_says_what_python_says(outcome, tmp_path, capsys):
     for index, image in enumerate(pixels):
         Image.fromarray(image[0]).save(folder / f"{index:04d}.png")
     first = folder / "0000.png"
-    model = exported(outcome.folder, tmp_path / "model", "site-1")
+    model = export_model(outcome.folder, tmp_path / "model", "site-1")
 
     lines = output(capsys, "predict", model, folder, "--json").out.splitlines()
     printed = [json.loads(line) for line in lines]
@@ -156,9 +156,9 @@ def test_the_command_line_says_what_python_says(outcome, tmp_path, capsys):
 
 def test_an_export_replaces_what_another_model_left_but_never_a_file(outcome, tmp_path, capsys):
     """An ONNX file of the model before is removed; a file in the place of the folder stays."""
-    model = exported(outcome.folder, tmp_path / "model", "site-1")
+    model = export_model(outcome.folder, tmp_path / "model", "site-1")
     (model / "model.onnx").touch()
-    exported(outcome.folder, model)
+    export_model(outcome.folder, model)
 
     assert not (model / "model.onnx").exists()
 
@@ -172,8 +172,8 @@ def test_an_export_replaces_what_another_model_left_but_never_a_file(outcome, tm
 
 def test_the_card_says_what_the_model_is(tmp_path):
     """So does the README beside it, for people; both say how the unknown is told."""
-    run = trained(tmp_path, algo="fedtgp", models="htcnn8", local_epochs=2)
-    out = exported(run.folder, tmp_path / "model", "site-1")
+    run = small_run(tmp_path, algo="fedtgp", models="htcnn8", local_epochs=2)
+    out = export_model(run.folder, tmp_path / "model", "site-1")
 
     card = json.loads((out / CARD).read_text())
     facts = {
@@ -208,7 +208,7 @@ def test_the_card_says_what_the_model_is(tmp_path):
     assert "cache-dir" not in about
 
     # with --unknown 0 nothing is unknown, not even inverted images
-    exported(run.folder, out, "site-1", "--unknown", "0")
+    export_model(run.folder, out, "site-1", "--unknown", "0")
     assert "unknown" not in (out / "README.md").read_text()
 
     inverted = 255 - client_of(run.grid.run_config, partition=1, clients=CLIENTS).data.test_inputs
@@ -218,7 +218,7 @@ def test_the_card_says_what_the_model_is(tmp_path):
     file = run.folder / "clients/site-1" / WEIGHTS
     model = TrainedModel.read(file)
     replace(model, card=replace(model.card, test_samples=0)).write(file)
-    about = (exported(run.folder, out, "site-1") / "README.md").read_text()
+    about = (export_model(run.folder, out, "site-1") / "README.md").read_text()
     nothing = "nothing measured: no test samples, or too few of each class (min-class-samples)"
 
     assert about.endswith(f"site-1: {nothing}\n")
@@ -245,7 +245,7 @@ def test_a_run_of_separate_machines_says_where_its_models_are(tmp_path, capsys):
 
 def test_strange_images_are_unknown_and_the_own_ones_are_not(tmp_path):
     """A model of digits, white on dark, finds inverted ones, dark on white, unknown more often."""
-    run = trained(
+    run = small_run(
         tmp_path,
         algo="fedproto",
         dataset="digits",
@@ -267,7 +267,7 @@ def test_strange_images_are_unknown_and_the_own_ones_are_not(tmp_path):
         predictor.predict(np.zeros((1, 1, 9, 9)))
 
 
-def crafted(out, changes):
+def rewrite_card(out, changes):
     """Write a model's file again, with other entries on its card.
 
     None removes an entry; an entry ``facts`` takes the place of the whole text of the card.
@@ -306,18 +306,18 @@ def test_a_strangers_model_gives_one_clear_error(run, images, tmp_path, capsys):
 
     Nothing of it reaches the terminal unescaped.
     """
-    out = exported(run, tmp_path / "model")
+    out = export_model(run, tmp_path / "model")
     file = out / WEIGHTS
     whole = file.read_bytes()
 
-    def error():
+    def error_of_predict():
         text = output(capsys, "predict", out, images / "0000.png", status=1).err
         assert isinstance(text, str)
         return text
 
     for name, (changes, reason) in CRAFTED.items():
-        crafted(out, changes)
-        printed = error()
+        rewrite_card(out, changes)
+        printed = error_of_predict()
         assert reason in printed, name
         assert "\x1b" not in printed
         file.write_bytes(whole)
@@ -326,7 +326,7 @@ def test_a_strangers_model_gives_one_clear_error(run, images, tmp_path, capsys):
     changes, reason = CRAFTED["a file as a backbone"]
     client = run / "clients" / "site-0" / WEIGHTS
     before = client.read_bytes()
-    crafted(client.parent, changes)
+    rewrite_card(client.parent, changes)
 
     for command in ("predict", "audit"):
         assert reason in output(capsys, command, run, status=1).err
@@ -338,15 +338,15 @@ def test_a_strangers_model_gives_one_clear_error(run, images, tmp_path, capsys):
     tensors["prototypes.labels"] = tensors["prototypes.labels"][None]
     write_tensors(file, tensors, facts)
 
-    assert OTHER_PROTOTYPES in error()
+    assert OTHER_PROTOTYPES in error_of_predict()
 
     file.write_bytes(whole)
 
     (out / CARD).write_bytes(b'{"unknown-above": [1]}')
-    assert str(out / CARD) in error()
+    assert str(out / CARD) in error_of_predict()
 
     file.write_bytes(b"nothing")
-    assert str(file) in error()
+    assert str(file) in error_of_predict()
 
 
 def test_class_scores_by_hand():
@@ -400,7 +400,11 @@ def test_a_thousand_files_of_which_ten_are_broken(model, images, tmp_path, capsy
     assert printed.out == ""
 
     *reasons, count = printed.err.splitlines()
-    assert [line.split(": ")[1] for line in reasons] == [str(images / name) for name in broken]
+    files_named = []
+    for line in reasons:
+        _left_out, file, *_reason = line.split(": ")
+        files_named.append(file)
+    assert files_named == [str(images / name) for name in broken]
     assert count == "990 files read, 10 left out"
 
     rows = list(csv.DictReader(out.open(encoding="utf-8")))
@@ -429,7 +433,8 @@ def test_lines_of_json_name_what_was_left_out_too(model, images, capsys):
 
     lines = [json.loads(line) for line in printed.splitlines()]
     assert [line["file"] for line in lines] == [str(file) for file in (first, second, text)]
-    assert "is not a readable image" in lines[2]["error"]
+    *_predicted, of_text = lines
+    assert "is not a readable image" in of_text["error"]
 
 
 def test_a_long_or_odd_path_stands_in_one_line(model, images, tmp_path, capsys, monkeypatch):
@@ -511,7 +516,7 @@ def test_rows_of_a_file_and_one_that_has_too_few_columns(tmp_path, capsys):
     """
     settings = {"algo": "fedproto", "models": "table3", "dataset": "wine", "partition": "iid"}
     run = federate(tmp_path, clients=2, **settings).folder
-    model = exported(run, tmp_path / "model", "site-1")
+    model = export_model(run, tmp_path / "model", "site-1")
     good = tmp_path / "good.csv"
     header = ",".join(f"x{i}" for i in range(13))
     row = ",".join(["1.5"] * 13)
@@ -530,11 +535,12 @@ def test_rows_of_a_file_and_one_that_has_too_few_columns(tmp_path, capsys):
     files = [f"{good}:0", f"{good}:1", f"{good}:2", str(few), str(texts), str(gaps)]
 
     assert [line["file"] for line in lines] == files
-    assert "a sample is float32 [2]; the model takes float32 [13]" in lines[3]["error"]
-    assert "sample 1 has nan at [0]" in lines[5]["error"]
+    *_predicted, of_few, _of_texts, of_gaps = lines
+    assert "a sample is float32 [2]; the model takes float32 [13]" in of_few["error"]
+    assert "sample 1 has nan at [0]" in of_gaps["error"]
     for line in lines:
         jsonschema.validate(line, SCHEMA)
-    assert told(capsys, "predict", str(run))["rows"] > 0
+    assert json_printed(capsys, "predict", str(run))["rows"] > 0
     predictor = Predictor.load(model)
     for method in (predictor.predict, predictor.scores, predictor.features, predictor.outputs):
         with pytest.raises(DataError, match="sample 1 has nan"):
@@ -544,19 +550,20 @@ def test_rows_of_a_file_and_one_that_has_too_few_columns(tmp_path, capsys):
 def test_arrays_of_images_are_read_and_a_file_without_inputs_says_what_it_has(tmp_path):
     """Of two files of arrays one has ``inputs``, two images of 8×8, and the other has not."""
     pixels = np.arange(128, dtype=np.uint8).reshape(2, 1, 8, 8)
-    np.savez(tmp_path / "some.npz", inputs=pixels)
-    np.savez(tmp_path / "none.npz", x_train=pixels)
-    files = [tmp_path / "some.npz", tmp_path / "none.npz"]
-    (found,) = predict.read_batches(files, card_of((1, 8, 8)))
+    some = tmp_path / "some.npz"
+    none = tmp_path / "none.npz"
+    np.savez(some, inputs=pixels)
+    np.savez(none, x_train=pixels)
+    (found,) = predict.read_batches([some, none], card_of((1, 8, 8)))
 
     assert (found.inputs == pixels).all()
-    assert found.problems == {str(files[1]): f"{files[1]}: has no array 'inputs', only 'x_train'"}
+    assert found.problems == {str(none): f"{none}: has no array 'inputs', only 'x_train'"}
 
     # a file has three colours, and the model takes arrays of four channels
-    np.savez(tmp_path / "some.npz", inputs=np.zeros((2, 4, 8, 8), np.uint8))
+    np.savez(some, inputs=np.zeros((2, 4, 8, 8), np.uint8))
     photo = tmp_path / "photo.png"
     Image.new("RGB", (8, 8)).save(photo)
-    (found,) = predict.read_batches([files[0], photo], card_of((4, 8, 8)))
+    (found,) = predict.read_batches([some, photo], card_of((4, 8, 8)))
     assert len(found.inputs) == 2
     assert "a sample is uint8 [3, 8, 8]; the model takes" in found.problems[str(photo)]
 
@@ -574,12 +581,13 @@ def test_every_test_sample_has_a_row_and_these_the_runs_accuracy(tmp_path, capsy
 
     printed = output(capsys, "predict", run.folder, "--json")
 
-    facts = {"file": str(file), "rows": 150, "clients": sites}
+    test_samples = 3 * 50  # 50 of each client
+    facts = {"file": str(file), "rows": test_samples, "clients": sites}
     assert json.loads(printed.out) == {"command": "predict", "format": 1, **facts}
     assert printed.err == ""
 
     rows = list(csv.DictReader(file.open(encoding="utf-8")))
-    assert len(rows) == 150
+    assert len(rows) == test_samples
 
     for number, site in enumerate(sites):
         own = [row for row in rows if row["client"] == site]
@@ -619,9 +627,8 @@ def test_features_and_figures_of_a_run(tmp_path, capsys):
 def test_a_run_can_start_from_another_runs_frozen_body(tmp_path, monkeypatch):
     """This follows the lines of docs/models.md."""
     settings = {"dataset": "digits", "partition": "iid", "models": "mlp-1", "rounds": 1}
-    first = (
-        trained(tmp_path / "first", algo="fedavg", **settings).folder / "clients/site-0" / WEIGHTS
-    )
+    first_run = small_run(tmp_path / "first", algo="fedavg", **settings)
+    first = first_run.folder / "clients/site-0" / WEIGHTS
     page = (ROOT / "docs/models.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"```python\n([^`]*def trained.*?)```", page, re.DOTALL)
     in_page = "runs/first/clients/site-0/model.safetensors"
@@ -631,7 +638,7 @@ def test_a_run_can_start_from_another_runs_frozen_body(tmp_path, monkeypatch):
 
     with allowing(["started"]):
         settings["models"] = "started:trained"
-        second = trained(tmp_path / "second", algo="fedproto", **settings)
+        second = small_run(tmp_path / "second", algo="fedproto", **settings)
         body = TrainedModel.read(first).build().body.state_dict()
         left = second.folder / "clients/site-1" / WEIGHTS
         kept = TrainedModel.read(left).build().body.state_dict()

@@ -54,7 +54,7 @@ from tests.support.harness import (
     run_config,
     run_federation,
 )
-from tests.support.sites import named, real_sites
+from tests.support.sites import make_site_keys, real_sites
 
 TABLE = {
     "dataset": "breast-cancer",
@@ -73,6 +73,8 @@ COVERED = [algo for algo, row in CATALOG.items() if set(row.exchange.up) <= set(
 ON_FEATURES = {"dataset": "digits", "backbones": "glyphs"}
 FROZEN = {"fedpcl": ON_FEATURES, "gaussian": ON_FEATURES}
 NOT_COVERED = "the privacy ledger does not cover"
+DELTA = 1e-5
+"""The default of dp-delta."""
 
 
 def small_config(folder, algo, **changes):
@@ -87,10 +89,10 @@ def private(folder, algo, **changes):
 
 def failures_of(config, nodes=None):
     """Make a run in which no reply is valid, and return why its clients fail."""
-    return failures_in(rows_without_a_reply(config, 2, nodes=nodes))
+    return failures_in(rows_without_a_reply(config, clients=2, nodes=nodes))
 
 
-def without_chance(monkeypatch):
+def fix_the_noise(monkeypatch):
     """Let all noise of this test be the same in every run of it."""
     draw = np.random.default_rng(0)
     for module in ("differential_privacy", "private_step"):
@@ -127,13 +129,14 @@ def test_no_mean_is_fitted_on_a_clients_samples_under_differential_privacy(dp, s
 gradients_of_each = PrivateStep._of_each
 
 
-def compared(step, weights, samples):
+def checked_gradients_of_each(step, weights, samples):
     """Return the gradients of each sample as `PrivateStep._of_each` does.
 
     Those of the first sample must be what `backward` gives for it alone.
     """
     found = gradients_of_each(step, weights, samples)
-    step.gradients(step.terms(step.model, *(values[:1] for values in samples)))
+    first_sample = [values[:1] for values in samples]
+    step.gradients(step.terms(step.model, *first_sample))
     for name, weight in weights.items():
         alone = torch.zeros_like(weight) if weight.grad is None else weight.grad
         # float32: sums in another order
@@ -163,13 +166,13 @@ def test_an_algorithm_takes_the_steps_and_tables_of_its_plan(algo, tmp_path, mon
     monkeypatch.setattr(DifferentialPrivacy, "_noise_of_next_table", count_table)
     monkeypatch.setattr("client_app.learning.sample_use.class_means", None)
     # rarely, noise makes gradients so large that float32's rounding passes the bound
-    without_chance(monkeypatch)
+    fix_the_noise(monkeypatch)
     if algo != "fedgen":  # whose loss draws samples anew
-        monkeypatch.setattr(PrivateStep, "_of_each", compared)
+        monkeypatch.setattr(PrivateStep, "_of_each", checked_gradients_of_each)
 
     outcome = private(tmp_path, algo, rounds=2, evaluate_every=2)
 
-    plan = Settings.from_run_config(outcome.grid.run_config).plan(20)
+    plan = Settings.from_run_config(outcome.grid.run_config).plan(SMALL["train_samples"])
     clients = 2
     rounds = 2
     assert calls.count("step") == clients * rounds * plan.steps
@@ -355,10 +358,10 @@ def test_a_covered_row_pays_for_no_more(half, tmp_path, monkeypatch):
     replace_row(monkeypatch, algo, row)
 
     config = run_config(tmp_path, algo=algo, **SMALL | {"rounds": 1})
-    (result,) = rows_without_a_reply(config, 2)
+    (row_of_the_round,) = rows_without_a_reply(config, clients=2)
 
     does = "sends weights" if half is PlainAfter else "makes use of training data"
-    assert f"dp = 'sample': {algo} {does} that {NOT_COVERED}" in str(result)
+    assert f"dp = 'sample': {algo} {does} that {NOT_COVERED}" in str(row_of_the_round)
 
 
 def exact_moments(moments, features_NF, labels_N, *samples):
@@ -377,7 +380,7 @@ EXACT_TABLES = {
 """Method of the protection that makes a noisy table -> what makes the exact one."""
 
 
-def exact_in_place_of_noisy(monkeypatch, pays):
+def put_exact_in_place_of_noisy(monkeypatch, pays):
     """Make every table exact; with ``pays`` a noisy one as well, so that their number is right."""
 
     def replace_noisy(name):
@@ -414,8 +417,8 @@ def test_an_exact_table_in_the_place_of_a_noisy_one_is_refused_by_name(
 
     Without it, one algorithm for each kind of table is enough.
     """
-    without_chance(monkeypatch)  # counts of few classes with noise may by chance be the exact
-    exact_in_place_of_noisy(monkeypatch, pays)
+    fix_the_noise(monkeypatch)  # counts of few classes with noise may by chance be the exact
+    put_exact_in_place_of_noisy(monkeypatch, pays)
     of_ten_classes = ON_FEATURES if algo == "fedgen" else {}
 
     failures = failures_of(small_config(tmp_path, algo, rounds=1, **of_ten_classes))
@@ -519,7 +522,7 @@ def test_the_noise_of_a_paper_on_gradients_is_dp_sgd_and_is_called_no_protection
 
     assert isinstance(step, PrivateStep)
     assert client.plan is None
-    assert 3.9 < step.plan.epsilon(2) <= 4
+    assert 3.9 < step.plan.epsilon(rounds=2) <= 4
 
     prototype_noise = "gaussian 0.05 0.1"
     outcome = private(tmp_path, "fedplvm", **noise, prototype_noise=prototype_noise, rounds=1)
@@ -540,7 +543,7 @@ def test_a_run_spends_its_epsilon_and_says_so(tmp_path):
     protected = str(protections(outcome.summary["settings"]))
     assert "planned for the client that the run costs most" in protected
 
-    plan = Settings.from_run_config(outcome.grid.run_config).plan(20)
+    plan = Settings.from_run_config(outcome.grid.run_config).plan(SMALL["train_samples"])
     ledgers = list(outcome.folder.glob("clients/*/privacy.json"))
 
     assert len(ledgers) == 2
@@ -549,7 +552,7 @@ def test_a_run_spends_its_epsilon_and_says_so(tmp_path):
         mechanisms = mechanisms_in(ledger)
         evaluations = [one.times for one in mechanisms if one.noise == plan.figure_noise]
         assert sum(evaluations) == 2 + 1  # in rounds 1 and 3, and at the end
-        assert epsilon(mechanisms, 1e-5) == pytest.approx(spent[-1])
+        assert epsilon(mechanisms, DELTA) == pytest.approx(spent[-1])
 
 
 def test_the_server_shows_the_epsilon_of_the_clients_own_ledgers(tmp_path, capsys):
@@ -563,7 +566,7 @@ def test_the_server_shows_the_epsilon_of_the_clients_own_ledgers(tmp_path, capsy
     for site, row in final["clients"].items():
         (ledger,) = tmp_path.rglob(f"{site}/privacy.json")
         whole = privacy_ledger.total(privacy_ledger.read_ledger(ledger))
-        spent[site] = privacy_ledger.epsilon_of(whole, 1e-5)
+        spent[site] = privacy_ledger.epsilon_of(whole, DELTA)
         assert row["epsilon"] == pytest.approx(spent[site])
 
     assert min(spent.values()) < final["epsilon"]
@@ -577,13 +580,14 @@ def test_the_server_shows_the_epsilon_of_the_clients_own_ledgers(tmp_path, capsy
 
 def test_the_noise_of_two_runs_with_one_seed_differs(tmp_path):
     """Noise that could be drawn again from the seed would be no noise."""
-    sent = []
+    sent_by_site_0 = []
     for name in ("a", "b"):
         outcome = private(tmp_path / name, "fedproto", rounds=1)
-        _, reply = outcome.exchanged()[0]
-        sent.append(reply.content["prototypes"]["means"].data)
+        (_message, reply), _of_site_1 = outcome.exchanged()
+        sent_by_site_0.append(reply.content["prototypes"]["means"].data)
 
-    assert sent[0] != sent[1]
+    in_a, in_b = sent_by_site_0
+    assert in_a != in_b
 
 
 @pytest.mark.parametrize(("stopped", "rounds", "left"), [
@@ -611,7 +615,7 @@ def test_a_run_that_stops_early_has_spent_what_it_says(tmp_path):
 
     assert outcome.summary["stopped-early"]
     for ledger in outcome.folder.glob("clients/*/privacy.json"):
-        spent = epsilon(mechanisms_in(ledger), 1e-5)
+        spent = epsilon(mechanisms_in(ledger), DELTA)
         assert spent == pytest.approx(outcome.summary["epsilon"])
 
 
@@ -650,7 +654,7 @@ def test_a_server_that_asks_for_further_evaluations_runs_into_the_ledger(tmp_pat
     grid = LocalGrid(config, {7: {"partition-id": 0, "num-partitions": 2}}, run_id=1)
 
     def ask(kind):
-        return grid.asked(Message(instructions(run_id=1), 7, kind, group_id="1"))
+        return grid.ask(Message(instructions(run_id=1), 7, kind, group_id="1"))
 
     replies = [ask(MessageType.EVALUATE) for _ in range(400)]
 
@@ -672,42 +676,45 @@ def test_a_site_keeps_one_account_over_all_runs_and_stays_within_it(algo, tmp_pa
     Nor does it if an account, or the record of answers, is lost or put back from a backup: the
     audit log says that more was charged.
     """
-    more = SMALL | FROZEN.get(algo, {}) | {"dp_epsilon": 3.0, "rounds": 1}
-    first = run_config(tmp_path / "first", algo=algo, run_name="first", **more)
-    second = run_config(tmp_path / "second", algo=algo, run_name="second", **more)
+    of_both = SMALL | FROZEN.get(algo, {}) | {"dp_epsilon": 3.0, "rounds": 1}
+    first = run_config(tmp_path / "first", algo=algo, run_name="first", **of_both)
+    second = run_config(tmp_path / "second", algo=algo, run_name="second", **of_both)
     demand = {"require-dp": "epsilon<=3.3 delta<=1e-4"}
     nodes = real_sites(2, tmp_path / "disk", **demand)
-    zero = tmp_path / "disk-0"  # of site-0
+    disk_0 = tmp_path / "disk-0"  # the state of site-0
     accounts = tmp_path / "disk-1/privacy"
-    named(zero=zero / "sites/site-0", one=tmp_path / "disk-1/sites/site-1")
+    # with require-dp a site without a key takes its disk for one that is not mounted
+    make_site_keys(zero=disk_0 / "sites/site-0", one=tmp_path / "disk-1/sites/site-1")
 
     assert not run_federation(first, nodes=nodes, run_id=1).trouble
 
-    def assert_second_run_refused(told_to_server, in_log):
-        """Demand that it is refused before its first round, with these words (patterns)."""
+    def assert_second_is_refused(told_to_server, in_log):
+        """The second run is refused before its first round, with these words (patterns)."""
         with pytest.raises(FederationError, match=told_to_server):
             run_federation(second, nodes=nodes, run_id=2)
         assert re.search(in_log, capfd.readouterr().err)
 
     spent = "require-dp, over all runs, = 3.3: this message would bring .* a run of smaller "
     spent += "dp-epsilon may still fit"
-    assert_second_run_refused(spent, spent)  # the server is told the whole reason
+    assert_second_is_refused(spent, spent)  # the server is told the whole reason
     (accounts / "site-1.json").unlink()
-    assert_second_run_refused("LedgerError .state-dir.: ", r"\(charges to site-1.json\)")
+    assert_second_is_refused("LedgerError .state-dir.: ", r"\(charges to site-1.json\)")
     (accounts / "site-1.answered").unlink()
-    assert_second_run_refused("LedgerError .state-dir.: ", rf"\(1 {algo} round 1\)")
+    assert_second_is_refused("LedgerError .state-dir.: ", rf"\(1 {algo} round 1\)")
 
     # the ledgers of the other site, under its name and under its data, have the first run alone
-    ledgers = [json.loads(file.read_text()) for file in (zero / "privacy").glob("*.json")]
-    assert [[*ledger] for ledger in ledgers] == [["first 1"]] * 2
+    ledgers = [json.loads(file.read_text()) for file in (disk_0 / "privacy").glob("*.json")]
+    runs_charged = [list(ledger) for ledger in ledgers]
+    assert runs_charged == [["first 1"], ["first 1"]]  # the run's name and number
 
-    assert missing_records(zero, "site-0") == ""
-    answered = zero / "privacy/site-0.answered"
+    assert missing_records(disk_0, "site-0") == ""
+    answered = disk_0 / "privacy/site-0.answered"
     content = json.loads(answered.read_text())
-    without_run_1 = {key: value for key, value in content.items() if key[0] != "1"}
+    # a key begins with the run's number
+    without_run_1 = {key: value for key, value in content.items() if not key.startswith("1")}
     answered.write_text(json.dumps(without_run_1))
 
-    assert f"(1 {algo} round 1)" in missing_records(zero, "site-0")
+    assert f"(1 {algo} round 1)" in missing_records(disk_0, "site-0")
 
 
 @pytest.mark.parametrize(("demand", "changes", "reason"), [

@@ -119,7 +119,7 @@ class Victim:
         self.errors += reply.has_error()
 
         weights = np.zeros(PARAMETERS)
-        table = np.zeros((2, 4))
+        table = np.zeros((2, 4))  # for each class: the two numbers of its mean, its count, a 1
         figures = np.zeros(2)
         if reply.has_content():
             report = reply.content["report"]
@@ -147,16 +147,19 @@ def data_with(part, sample):
     inputs[part][0] = sample
     labels[part][0] = 1
     return ClientData(
-        *(inputs["train"], labels["train"]),
-        *(inputs["test"], labels["test"]),
-        *(np.zeros((0, 4), np.float32), np.zeros(0, np.int64)),
-        ("no", "yes"),
-        "",
-        (0.0,) * 4,
-        (1.0,) * 4,
-        (),
-        (),
-        180,
+        train_inputs=inputs["train"],
+        train_labels=labels["train"],
+        test_inputs=inputs["test"],
+        test_labels=labels["test"],
+        validation_inputs=np.zeros((0, 4), np.float32),
+        validation_labels=np.zeros(0, np.int64),
+        classes=("no", "yes"),
+        domain="",
+        mean=(0.0,) * 4,
+        std=(1.0,) * 4,
+        fill=(),
+        columns=(),
+        found=180,
     )
 
 

@@ -30,7 +30,7 @@ SMALL = {
 }
 
 
-def settings_in(recipe):
+def content_of(recipe):
     return tomllib.loads(recipe.read_text(encoding="utf-8"))
 
 
@@ -38,7 +38,7 @@ def algorithms():
     """Return each recipe with the algorithm that it names, and each other it has settings for."""
     pairs = []
     for recipe in RECIPES:
-        content = settings_in(recipe)
+        content = content_of(recipe)
         for algo in sorted({content["algo"], *(content.keys() & CATALOG)}):
             pairs.append((recipe, algo))
     return pairs
@@ -49,7 +49,7 @@ def algorithms():
 )
 def test_a_recipe_takes_two_rounds(recipe, algo, tmp_path):
     """Its data set is replaced by embedded digits, in several domains if it has domains."""
-    wanted = flatten(settings_in(recipe)) | {"algo": algo}
+    wanted = flatten(content_of(recipe)) | {"algo": algo}
     here = run_config(tmp_path)
     config = here | wanted | SMALL
     config["dataset"] = "digits"
@@ -81,7 +81,7 @@ PFLlib's leaderboard and FedTGP's Table 10 have one generator of data.
 def test_recipes_of_one_setting_divide_the_data_alike(name):
     def data(recipe):
         """Return all settings of data of a recipe."""
-        return settings_of(flatten(settings_in(RECIPES[0].parent / f"{recipe}.toml"))).data
+        return settings_of(flatten(content_of(RECIPES[0].parent / f"{recipe}.toml"))).data
 
     assert data(name) == data(SAME_CLIENTS[name])
 
@@ -94,8 +94,9 @@ def test_the_code_of_table_10_draws_the_first_weights_of_each_client(monkeypatch
     monkeypatch.setattr("protofl_common.tools.tables.plan.check_data_are_here", lambda data: None)
     table = read_table(ROOT / "configs" / "tables" / "fmnist-baselines.yaml")
     rows = set()
-    for cell in plan(table, seeds=(1,)):
-        run = cell.runs[1]
+    seed = 1
+    for cell in plan(table, seeds=(seed,)):
+        run = cell.runs[seed]
         if run.config["models"] == "htcnn8":
             rows.add(cell.row)
             assert not run.settings.starts_alike, cell.row

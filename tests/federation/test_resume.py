@@ -21,7 +21,7 @@ from protofl_common.runs.folder import CHECKPOINTS, RunFolder
 from protofl_common.tools.arguments import read_recipe
 from server_app.callbacks.checkpoints import as_toml
 from server_app.network.membership import FederationError
-from tests.support.accidents import CLIENTS, FINAL, PLACES, flip_a_bit, stop
+from tests.support.accidents import CLIENTS, FINAL, PLACES, flip_a_bit, run_until_stopped
 from tests.support.harness import federate, run_config, run_federation
 from tests.support.results import assert_same
 
@@ -68,7 +68,7 @@ def test_a_stopped_run_equals_a_whole_one(settings, stops, tmp_path):
     config = run_config(tmp_path / "parts", **settings)
     finished_rounds = []
     for run_id, (place, number) in enumerate(stops.items(), start=1):
-        stop(config | {"resume": run_id > 1}, place, number, run_id)
+        run_until_stopped(config | {"resume": run_id > 1}, place, number, run_id)
         finished_rounds.append(number if place in (STORED, FINAL) else number - 1)
     found = run_federation(config | {"resume": True}, clients=CLIENTS, run_id=9)
 
@@ -82,7 +82,7 @@ def test_resume_toml_is_all_it_takes(tmp_path):
 
     Files that a killed process has left half written are removed, and no others.
     """
-    stop(run_config(tmp_path, rounds=3, **SMALL), STORED, 2)
+    run_until_stopped(run_config(tmp_path, rounds=3, **SMALL), STORED, number=2)
     (folder,) = (path for path in (tmp_path / "runs").iterdir() if path.is_dir())
     (folder / "client-prototypes.safetensors.0a1b2c3d.tmp").mkdir()  # as a kill leaves it
     (folder / CHECKPOINTS / "000003.safetensors.0a1b2c3d.tmp").mkdir()
@@ -121,7 +121,7 @@ def test_a_stopped_run_goes_on_as_what_it_was_only(tmp_path):
     only if it is told so, so the error names the option.
     """
     config = run_config(tmp_path, rounds=3, run_name="mine", join_timeout=1e9, **SMALL)
-    stop(config, STORED, 1)
+    run_until_stopped(config, STORED, number=1)
 
     said = "holds a run already; choose another name, or let it go on with resume"
     with pytest.raises(SettingsError, match=said):
@@ -161,7 +161,7 @@ def test_a_stopped_run_does_not_go_on_with_other_data(tmp_path):
         partition="iid",
         train_samples=0,
     )
-    stop(config, STORED, 1)
+    run_until_stopped(config, STORED, number=1)
 
     table.write_text("".join(lines[:-1]), encoding="utf-8")
     data_key.cache_clear()  # as in a new process
@@ -201,17 +201,15 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_is_used(
     settings = SMALL | {"rounds": 6, "run_name": "mine", "algo": "fedtgp"}
     wanted = federate(tmp_path / "whole", clients=CLIENTS, **settings)
     config = run_config(tmp_path / "parts", **settings)
-    stop(config, place, 5)
-    kept = RunFolder(tmp_path / "parts" / "runs" / "mine").checkpoints()  # the newest first
+    run_until_stopped(config, place, number=5)
+    newest, _before, _before_that = RunFolder(tmp_path / "parts" / "runs" / "mine").checkpoints()
 
-    assert len(kept) == 3
-
-    flip_a_bit(kept[0], -99)  # in the numbers at its end
+    flip_a_bit(newest, -99)  # in the numbers at its end
 
     resumed = run_federation(config | {"resume": True}, clients=CLIENTS, run_id=2)
 
     console = capsys.readouterr().out
-    said = f"{kept[0].name} is damaged: its content does not have its checksum; going back a round"
+    said = f"{newest.name} is damaged: its content does not have its checksum; going back a round"
 
     assert said in console
     assert f"resuming mine after round {round_before} of 6" in console
@@ -221,7 +219,7 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_is_used(
 def test_where_all_checkpoints_are_damaged_or_of_an_older_version_it_ends(tmp_path):
     """Each of three faults is one clear error: cut files, rows of metrics lost, another format."""
     config = run_config(tmp_path, run_name="mine", **SMALL)
-    stop(config, STORED, 1)
+    run_until_stopped(config, STORED, number=1)
     folder = tmp_path / "runs" / "mine"
     whole = {path: path.read_bytes() for path in RunFolder(folder).checkpoints()}
 
@@ -249,7 +247,7 @@ def test_a_resumed_run_says_from_where_and_from_what_code(tmp_path, capsys, monk
     """Another way to divide the data is refused; other code, and other threads, are only said."""
     config = run_config(tmp_path, rounds=3, run_name="mine", **SMALL)
     monkeypatch.setattr("server_app.run.job.code_at_server", lambda _: "abad1dea")
-    stop(config, STORED, 1)
+    run_until_stopped(config, STORED, number=1)
     partition = config["partition"]
     monkeypatch.setitem(PARTITIONS, partition, replace(PARTITIONS[partition], version=9))
 
@@ -257,7 +255,7 @@ def test_a_resumed_run_says_from_where_and_from_what_code(tmp_path, capsys, monk
 
     monkeypatch.undo()
 
-    stop(config | {"resume": True}, STORED, 2, run_id=2)
+    run_until_stopped(config | {"resume": True}, STORED, number=2, run_id=2)
     said = "resuming with other code: the run's last round was made by abad1dea, "
 
     assert f"{said}this is {code_version()}" in capsys.readouterr().out

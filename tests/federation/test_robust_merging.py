@@ -28,13 +28,15 @@ from tests.support.attacks import (
 )
 from tests.support.harness import federate, refusal, run_config, run_federation, settings_of
 from tests.support.sites import real_sites
-from tests.support.ten_clients import attacked, honest_accuracy
+from tests.support.ten_clients import honest_accuracy, run_of_ten
 
 TRIMMED = Aggregator("trimmed-mean", 1)
 A_FIFTH = Aggregator("trimmed-mean", 0.2)
+A_LITTLE = 1e-9
+"""SciPy rounds the number to drop down, so the share that it is given is a little larger."""
 
 
-def sets_of(rng, clients):
+def random_prototypes(rng, clients):
     """Return random prototypes of clients, each of some of five classes, in eight dimensions."""
     found = []
     for _ in range(clients):
@@ -49,9 +51,26 @@ def cards(number, real=True, archs=("cnn4",)):
 
     They have the architectures in turn, and are alike in all else.
     """
-    facts = ((1, 8, 8), 9, 30, 20, ("zero", "one"), (0, 1), "", "cpu")
-    each = [(f"site-{n}", n, number, "", archs[n % len(archs)], *facts) for n in range(number)]
-    return [SiteCard(*one, real=real) for one in each]
+    found = []
+    for n in range(number):
+        card = SiteCard(
+            name=f"site-{n}",
+            partition=n,
+            num_partitions=number,
+            domain="",
+            arch=archs[n % len(archs)],
+            input_shape=(1, 8, 8),
+            parameters=9,
+            train_samples=30,
+            test_samples=20,
+            classes=("zero", "one"),
+            present=(0, 1),
+            weights="",
+            device="cpu",
+            real=real,
+        )
+        found.append(card)
+    return found
 
 
 def test_how_many_are_dropped():
@@ -74,7 +93,7 @@ def test_how_many_are_dropped():
 @pytest.mark.parametrize("seed", range(5))
 def test_merged_prototypes_against_numpy_and_scipy(seed):
     """Median and trimmed mean of each class over those of ten clients that hold it."""
-    sets = sets_of(np.random.default_rng(seed), clients=10)
+    sets = random_prototypes(np.random.default_rng(seed), clients=10)
 
     median = MEDIAN.merge_prototypes(sets, "counts", None)
     trimmed = A_FIFTH.merge_prototypes(sets, "counts", None)
@@ -88,14 +107,13 @@ def test_merged_prototypes_against_numpy_and_scipy(seed):
         middle = median.means[label].numpy()
         np.testing.assert_allclose(middle, np.median(rows, axis=0), rtol=1e-6)
         mean = trimmed.means[label].numpy()
-        # SciPy rounds the number down, so the share is a little larger
-        np.testing.assert_allclose(mean, trim_mean(rows, share_dropped + 1e-9), rtol=1e-6)
+        np.testing.assert_allclose(mean, trim_mean(rows, share_dropped + A_LITTLE), rtol=1e-6)
 
 
 def test_no_order_of_clients_matters_and_a_class_nobody_sent_is_kept():
     """Nobody sends class 4, so that it keeps its prototype of the round before."""
     sets = []
-    for drawn in sets_of(np.random.default_rng(3), 4):
+    for drawn in random_prototypes(np.random.default_rng(3), 4):
         is_sent = drawn.labels < 4
         sets.append(Prototypes(drawn.means[is_sent], drawn.labels[is_sent]))
     previous = Prototypes(torch.full((1, 8), 7.0), torch.tensor([4]))
@@ -152,7 +170,8 @@ def test_who_has_more_classes_is_no_farther_for_it():
         sets.append(Prototypes(torch.full((4, 1), offset), torch.arange(4)))
     sets.append(Prototypes(torch.tensor([[1.0]]), torch.tensor([0])))
 
-    assert left_of(sets, A_FIFTH)[4] == 0
+    *_of_the_four, of_fifth = left_of(sets, A_FIFTH)
+    assert of_fifth == 0
 
 
 def test_a_median_leaves_more_out_than_a_trimmed_mean():
@@ -263,12 +282,13 @@ def test_merged_weights_against_numpy_and_scipy(at_once, monkeypatch):
     stacked = np.stack([one["w"].numpy().astype(np.float64) for one in sets])
     counts = np.array([int(one["seen"]) for one in sets])
     shares = np.arange(1, 10) / 45  # 1 to 9, which sum to 45
+    dropped = 2 / 9 + A_LITTLE  # ⌈0.2 · 9⌉ = 2 of nine at each end
     wanted = {
         "mean": (np.tensordot(shares, stacked, 1), shares @ counts),
         "median": (np.median(stacked, axis=0), np.median(counts)),
-        "trimmed-mean": (trim_mean(stacked, 2 / 9 + 1e-9), trim_mean(counts, 2 / 9 + 1e-9)),
+        "trimmed-mean": (trim_mean(stacked, dropped), trim_mean(counts, dropped)),
     }
-    for merging, (weights, seen) in wanted.items():  # ⌈0.2 · 9⌉ = 2 of 9 dropped at each end
+    for merging, (weights, seen) in wanted.items():
         found = Aggregator(merging, 0.2).merge_weights(sets, shares.tolist())
         np.testing.assert_allclose(found["w"].numpy(), weights, rtol=1e-6, atol=1e-7)
         assert (int(found["seen"]), found["seen"].dtype) == (round(float(seen)), torch.int64)
@@ -281,19 +301,21 @@ def test_an_update_is_cut_to_a_multiple_of_the_median_length():
     middle = {"w": torch.tensor([1.0, 3.0]), "seen": torch.tensor(9)}
     long = {"w": torch.tensor([1.0, 1 - 3e5]), "seen": torch.tensor(9)}
 
-    found = clip_updates([short, middle, long], [start] * 3, 1.5)  # 1.5 times the median
-    assert found[:2] == [short, middle]
-    assert found[2]["w"].tolist() == [1.0, -2.0]
-    assert int(found[2]["seen"]) == 9
+    *others, clipped = clip_updates([short, middle, long], [start] * 3, 1.5)  # times the median
+    assert others == [short, middle]
+    assert clipped["w"].tolist() == [1.0, -2.0]
+    assert int(clipped["seen"]) == 9
 
     # two are too few: their median could be the hostile client's
     assert clip_updates([middle, long], [start] * 2, 1.5) == [middle, long]
     # where the median is 0, lengths above 0 are compared, and one is too few
-    assert clip_updates([start, start, short], [start] * 3, 1.5)[2] is short
+    *_unchanged, found_short = clip_updates([start, start, short], [start] * 3, 1.5)
+    assert found_short is short
 
     # lengths of 0, 0, 1, 2 and 2: the median is 1, and those of 2 are cut
-    found = clip_updates([start, start, short, middle, middle], [start] * 5, 1.5)
-    assert found[3] is not middle
+    *_others, one, other = clip_updates([start, start, short, middle, middle], [start] * 5, 1.5)
+    assert one is not middle
+    assert other is not middle
 
 
 def test_scaffolds_control_variates_are_cut_as_its_weights_are(tmp_path):
@@ -317,7 +339,8 @@ def test_scaffolds_control_variates_are_cut_as_its_weights_are(tmp_path):
     data = {"dataset": "digits", "partition": "iid", "models": "htcnn-1", "rounds": 1, "liars": 1}
     outcome = federate(tmp_path, clients=5, tamper=lie, algo="scaffold", **data)
 
-    zeros = {name: torch.zeros_like(value) for name, value in sent[0].items()}
+    first, *_ = sent
+    zeros = {name: torch.zeros_like(value) for name, value in first.items()}
     wanted = MEAN.merge_weights(clip_updates(sent, [zeros] * 5, 2.0), [1 / 5] * 5)
     state = load_file(max((outcome.folder / "checkpoints").glob("*.safetensors")))
 
@@ -364,7 +387,7 @@ def test_one_hostile_model_of_ten_takes_the_mean_and_nothing_else(tmp_path):
 
     def accuracy(name, change, **merging):
         options = {"merging": "mean"} | merging | settings
-        outcome = attacked(tmp_path / name, change=change, **options)
+        outcome = run_of_ten(tmp_path / name, change=change, **options)
         return honest_accuracy(outcome, "head")
 
     calm = accuracy("calm", None)
@@ -386,7 +409,7 @@ SHARED = {
 @pytest.fixture(scope="module")
 def unattacked(tmp_path_factory):
     """Return the accuracy that the mean reaches without an attack, in percent."""
-    return honest_accuracy(attacked(tmp_path_factory.mktemp("calm"), "mean", None, **SHARED))
+    return honest_accuracy(run_of_ten(tmp_path_factory.mktemp("calm"), "mean", None, **SHARED))
 
 
 ATTACKS = {"×10": scaled(10), "×-5": scaled(-5), "flipped ×5": both(flipped(10), scaled(5))}
@@ -397,7 +420,7 @@ def test_robust_merging_holds_where_the_mean_does_not(attack, unattacked, tmp_pa
     """Against prototypes: the mean loses 30 points of accuracy and more, the others 5 at most."""
 
     def accuracy(merging):
-        outcome = attacked(tmp_path / merging, merging, ATTACKS[attack], **SHARED)
+        outcome = run_of_ten(tmp_path / merging, merging, ATTACKS[attack], **SHARED)
         return honest_accuracy(outcome)
 
     assert unattacked > 60

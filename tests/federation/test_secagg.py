@@ -76,6 +76,8 @@ DATA = {
     "models": "htcnn-1",
 }
 SMALL = DATA | {"train_samples": 10, "test_samples": 10}
+NODE = 7
+"""Flower's number of a site that is asked alone."""
 LONG = pytest.mark.long
 STAGES = ("query.advertise", "query.share", "train", "query.unmask")
 
@@ -90,12 +92,12 @@ def federation(folder, tamper=None, **settings):
     return run_federation(small_config(folder, **settings), clients=CLIENTS, tamper=tamper)
 
 
-def lost(stage, *nodes, number=1):
+def lose(stage, *nodes, number=1):
     """Let these nodes fail in a stage of round ``number``."""
     return when(by(dict.fromkeys(nodes, silent), stage), number=number)
 
 
-def begun_anew(tamper):
+def with_all_stages(tamper):
     """Let every sum take all its stages, and make the changes of ``tamper``.
 
     A sum usually begins while the one before ends; here site-1 sends nothing for the next sum.
@@ -141,7 +143,7 @@ def plain(tmp_path_factory):
     folder = tmp_path_factory.mktemp("plain")
     return {
         "all": federation(folder / "all", secagg=False),
-        "without site-1": federation(folder / "three", lost("train", 1001), secagg=False),
+        "without site-1": federation(folder / "three", lose("train", 1001), secagg=False),
     }
 
 
@@ -253,7 +255,7 @@ def test_whoever_shows_the_figures_shows_those_of_all_sites(tmp_path, capsys):
 
     console = " ".join(capsys.readouterr().out.split())
     assert "worst" not in console.replace("worst 10 %", "")
-    assert console.count(HIDDEN) == 2  # of the run, and beside its baseline
+    assert console.count(HIDDEN) == 2  # once of the run, and once beside its baseline
 
     page = (folder / "report.html").read_text()
     assert HIDDEN in unescape(page)
@@ -280,7 +282,7 @@ def test_whoever_shows_the_figures_shows_those_of_all_sites(tmp_path, capsys):
 @pytest.mark.parametrize("stage", STAGES)
 def test_who_is_lost_is_missed_in_the_sum_alone(stage, tmp_path, plain):
     """The sum is that of the other sites; one that is lost after its upload counts in it."""
-    found = federation(tmp_path, lost(stage, 1001))
+    found = federation(tmp_path, lose(stage, 1001))
 
     assert_same(found, plain["all" if stage == "query.unmask" else "without site-1"])
     assert list(found.rows[0]["failed"]) == ["site-1"]
@@ -295,7 +297,7 @@ def test_who_is_lost_is_missed_in_the_sum_alone(stage, tmp_path, plain):
 ])  # fmt: skip
 def test_too_few_sites_change_nothing(stage, what, tmp_path, plain, capsys):
     """Two of four are lost in round 2, which is void: round 3 starts from round 1's prototypes."""
-    tamper = begun_anew(lost(stage, 1001, 1003, number=2))
+    tamper = with_all_stages(lose(stage, 1001, 1003, number=2))
     found = federation(tmp_path, tamper, rounds=3)
 
     assert found.per_row("void") == [False, True, False, False]
@@ -321,7 +323,7 @@ def test_too_few_sites_change_nothing(stage, what, tmp_path, plain, capsys):
 
 def test_a_sum_of_fewer_than_min_replies_is_not_unmasked(tmp_path, capsys):
     """Of four sites one is lost: three are enough for a sum, but not for min-replies = 4."""
-    found = federation(tmp_path, lost("train", 1001), min_replies=4)
+    found = federation(tmp_path, lose("train", 1001), min_replies=4)
 
     assert "3 of 4 sites sent uploads, fewer than the 4 needed (min-replies)" in (
         capsys.readouterr().out
@@ -351,9 +353,8 @@ def test_one_wrong_share_is_named_and_its_liar_out(node, rounds, tmp_path, plain
         assert_same(found, plain["all"])
     (reason,) = found.rows[0]["refused"].values()
     assert "than it was dealt; it takes no further part in this run" in reason
-    liar = f"site-{node - 1000}"
-    refused_in_rows = [list(row["refused"]) for row in found.rows]
-    assert refused_in_rows == [[liar], *rounds * [[]]]  # the first round, the others and the end
+    # it is refused in round 1, and out of all rows after it, of which the final evaluation is one
+    assert [[*row["refused"]] for row in found.rows] == [[f"site-{node - 1000}"], *rounds * [[]]]
     assert found.per_row("asked") == [4, *rounds * [3]]
     assert not any(found.per_row("void"))
 
@@ -367,8 +368,10 @@ def test_two_sites_with_the_same_keys_are_out_and_cost_a_round_at_most(stage, re
     keys = []
 
     def send_same_keys(message, reply):
+        """Send the keys of whichever of the two sites has sent its own first."""
         own = reply.content.config_records[record]
-        keys.append(next(iter(own.values())))
+        (own_keys,) = own.values()
+        keys.append(own_keys)
         own.update(dict.fromkeys(own, keys[0]))
         return reply
 
@@ -412,14 +415,15 @@ def test_a_site_that_seals_a_wrong_share_does_not_get_its_peer_expelled(
 def test_a_site_whose_shares_fit_for_nobody_is_out(tmp_path, monkeypatch):
     """Site-0 deals shares of nothing: round 1 cannot be unmasked, and then it is asked no more."""
     split = client_secagg.shares.split
-    calls = 0
+    secrets_split = 0
 
     def split_wrong(secret, threshold, points):
-        nonlocal calls
-        calls += 1
+        nonlocal secrets_split
+        secrets_split += 1
         shares = split(secret, threshold, points)
-        if calls > 2:  # the first are the two keys of site-0 in the first round
+        if secrets_split > 2:  # the first are the two keys of site-0 in the first round
             return shares
+        # as long as a share, and another one for each point
         return {point: bytes([0, point]) * 16 + b"x" for point in shares}
 
     monkeypatch.setattr(client_secagg.shares, "split", split_wrong)
@@ -441,7 +445,7 @@ TOO_FEW = "2 right shares of a key of site-0, fewer than the 3 needed"
 
 
 @pytest.mark.parametrize(("tamper", "reason"), [
-    (both(lies_about_shares(1002), lost("train", 1001)), TOO_FEW),
+    (both(lies_about_shares(1002), lose("train", 1001)), TOO_FEW),
     (by({1002: noise}), "void: secure aggregation: "),
 ], ids=["one of three shares is wrong, and three are needed", "an upload is noise"])  # fmt: skip
 def test_what_nobody_can_mend_costs_the_round(tamper, reason, tmp_path, capsys):
@@ -491,7 +495,7 @@ RUBBISH = {
 def test_rubbish_costs_only_its_sender(tmp_path):
     """Whose keys or shares are rubbish is out for the rest of the run, since that is no accident.
 
-    An upload may be rubbish by accident, so its sender is asked again.
+    An upload may be rubbish by accident, so its sender is asked again: there are two of these.
     """
     honest = len(RUBBISH) + 2  # with a threshold of 0.51 as many as must stay
     senders = dict(enumerate(RUBBISH.values(), start=honest))
@@ -534,7 +538,7 @@ def test_a_run_that_is_resumed_leaves_what_an_undisturbed_one_leaves(stage, tmp_
     wanted = tensors(federation(tmp_path / "whole", **settings))
 
     with pytest.raises(Killed):
-        federation(tmp_path / "stopped", begun_anew(on_message(stage, 2)), **settings)
+        federation(tmp_path / "stopped", with_all_stages(on_message(stage, 2)), **settings)
 
     config = small_config(tmp_path / "stopped", resume=True, **settings)
     found = tensors(run_federation(config, clients=CLIENTS, run_id=RUN_ID + 1))
@@ -839,7 +843,8 @@ def test_what_comes_twice_at_once_shows_one_share_of_each_peer(during, tmp_path,
         answers.append(ask_site_0(nodes[1000], config, stage, RecordDict(records)))
 
     def disturbed(self, *details):
-        is_first_sum = during == "_begun" and details[0] == 2  # with which no unmasking ends
+        # _begun(2, …) begins the run's first sum, with which no unmasking ends
+        is_first_sum = during == "_begun" and details[0] == 2
         has_asked = bool(answers or threads)
         if self.name != "site-0" or has_asked or is_first_sum:
             return honest(self, *details)
@@ -949,10 +954,10 @@ def test_a_prototype_that_a_server_chooses_to_send_breaks_a_training_and_tells_n
 
     failed = [list(row["failed"].values()) for row in outcome.rows]
     assert failed == [[], [f"{UNEXPECTED}; the log of the site says more"], failed[1], []]
-    assert len(errors) == 3  # of one site, in two rounds
-    assert errors[0].startswith("losses.")
-    assert errors[1].startswith("the state has NaN")
-    assert errors[2].startswith("losses.")
+    in_round_2, of_its_state, in_round_3 = errors  # of one site
+    assert in_round_2.startswith("losses.")
+    assert of_its_state.startswith("the state has NaN")
+    assert in_round_3.startswith("losses.")
 
     saved = list(tmp_path.rglob("d-*/**/000003-*.safetensors"))
     assert len(saved) == CLIENTS
@@ -961,26 +966,25 @@ def test_a_prototype_that_a_server_chooses_to_send_breaks_a_training_and_tells_n
 
 
 def test_the_secret_lies_in_a_file_of_this_user_and_is_forgotten(tmp_path):
-    """The file has it from the keys until the upload, with which the next sum's secret is drawn."""
-    stored_at = {}  # stage -> what the file has then
+    """It is kept from the keys until the upload, with which the next sum's secret is drawn."""
+    stored_after = {}  # kind of message -> what the file has once site-0 has replied to it
 
     def read_secret(message, reply):
         for file in (tmp_path / "runs").rglob("site-0/secagg.json"):
             assert stat.S_IMODE(file.stat().st_mode) == 0o600
-            stored_at[message.metadata.message_type] = json.loads(file.read_text())
+            stored_after[message.metadata.message_type] = json.loads(file.read_text())
         return reply
 
     outcome = federation(tmp_path, read_secret)
 
-    progress = [stored_at[stage] for stage in STAGES]
-    secrets = [stored["secret"] for stored in progress]
-    advertised, shared, after_upload, of_next_sum = secrets
+    progress = [stored_after[stage] for stage in STAGES]
+    at_keys, at_shares, at_upload, at_unmasking = [stored["secret"] for stored in progress]
 
-    assert [len(bytes.fromhex(secret)) for secret in secrets] == [96, 96, 0, 96]
-    assert shared == advertised
-    assert after_upload == ""
-    assert of_next_sum != shared
-    assert [stored["following"] for stored in progress] == ["", "", of_next_sum, ""]
+    assert len(bytes.fromhex(at_keys)) == len(bytes.fromhex(at_unmasking)) == 96
+    assert at_shares == at_keys
+    assert at_upload == ""
+    assert at_unmasking != at_keys  # is the next sum's
+    assert [stored["following"] for stored in progress] == ["", "", at_unmasking, ""]
     # its own share of its secret, and after the upload those of all four sites
     assert [len(stored["shares"]) for stored in progress] == [0, 1, 4, 1]
     assert not list(outcome.folder.rglob("secagg.json"))
@@ -994,7 +998,7 @@ def test_another_name_of_the_run_does_not_make_a_round_a_new_one(tmp_path):
 
     assert not outcome.rows[0]["void"]
 
-    message, _ = outcome.exchanged("query.advertise")[0]
+    (message, _reply), *_to_others = outcome.exchanged("query.advertise")
     message.content.config_records["round"]["run_name"] = "another"
     answer = ask_site_0(nodes[1000], config, "query.advertise", message.content)
 
@@ -1049,8 +1053,8 @@ def test_what_needs_single_uploads_is_refused_by_name(algo):
 
     # under dp the error offers none of the algorithms that dp does not cover
     with_dp = refusal({"algo": algo, "secagg": True, "dp": "sample", "norm": "group"})
-    first_line = with_dp.splitlines()[0]
-    choices = first_line.partition("choose")[2]
+    first_line, *_ = with_dp.splitlines()
+    _why, _, choices = first_line.partition("choose")
 
     assert not re.search("ditto|fedrep|per-fedavg|pfedme", choices), first_line
 
@@ -1088,9 +1092,9 @@ def test_a_site_refuses_sums_whose_difference_is_an_upload(settings, tmp_path):
     node = {"site-name": "north", "require-secagg": True, "state-dir": str(tmp_path), **CACHE}
     node["peers"] = f"south:{'s' * 43}"
     config = run_config(tmp_path, secagg=True, **SMALL) | settings
-    grid = LocalGrid(config, {7: node})
+    grid = LocalGrid(config, {NODE: node})
 
-    reply = grid.asked(Message(RecordDict(), 7, MessageType.QUERY, group_id="0"))
+    reply = grid.ask(Message(RecordDict(), NODE, MessageType.QUERY, group_id="0"))
 
     assert "single uploads" in reason_in(reply)
 
@@ -1119,9 +1123,9 @@ def test_two_clients_are_too_few(tmp_path):
 
 def test_keys_are_refused_in_a_run_without_secure_aggregation(tmp_path):
     node = {"partition-id": 0, "num-partitions": 4}
-    grid = LocalGrid(run_config(tmp_path, **SMALL), {7: node})
+    grid = LocalGrid(run_config(tmp_path, **SMALL), {NODE: node})
 
-    reply = grid.asked(Message(instructions(), 7, "query.advertise", group_id="1"))
+    reply = grid.ask(Message(instructions(), NODE, "query.advertise", group_id="1"))
 
     assert "which the run's settings do not ask for" in reason_in(reply)
 

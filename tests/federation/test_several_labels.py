@@ -19,7 +19,7 @@ from protofl_common.runs.figures import final_table, sentence
 from protofl_common.runs.folder import RunFolder
 from protofl_common.tasks import MultiLabel
 from protofl_common.tools.inference import Predictor
-from tests.support.commands import exported, output, told
+from tests.support.commands import export_model, json_printed, output
 from tests.support.harness import run_config, run_federation
 
 NAMES = "Mass,Effusion,Cough"
@@ -347,7 +347,7 @@ def test_the_auc_is_what_a_reader_sees_first(tmp_path, capsys, monkeypatch):
     assert sentence([outcome.summary]).startswith(f"FedProto AUC {mean:.3f} by its head")
 
     assert f"{mean:.4f}" in output(capsys, "compare", outcome.folder).out
-    (group,) = told(capsys, "compare", str(outcome.folder))["groups"]
+    (group,) = json_printed(capsys, "compare", str(outcome.folder))["groups"]
     assert (group["figure"], group["mean"]) == ("final head/auc", mean)
     compared = output(capsys, "compare", outcome.folder, "--what", "head/label-auc/3").out
     assert "final head/label-auc/3 (Effusion)" in " ".join(compared.split())
@@ -392,7 +392,7 @@ def test_predictions_of_a_run_name_the_labels(tmp_path, capsys):
     assert {row["prototype-Cough"] for row in rows} == {""}
     assert "" not in {row["prototype-Mass"] for row in rows}
 
-    model = exported(folder, tmp_path / "m", "site-1")
+    model = export_model(folder, tmp_path / "m", "site-1")
     assert "| exact match by head |" in (model / "README.md").read_text(encoding="utf-8")
     (answer,) = Predictor.load(model).predict(inputs[:1], by="prototype")
     assert answer.probabilities["Cough"] is None
@@ -492,7 +492,7 @@ def test_an_exported_model_says_how_likely_each_label_is(tmp_path, capsys):
     """In Python and on the command line; three quarters of the known labels are right at 0.5."""
     config = config_of(tmp_path, arrays_in(tmp_path), algo="fedproto")
     outcome = run_federation(config, clients=3)
-    model = exported(outcome.folder, tmp_path / "m", "site-1")
+    model = export_model(outcome.folder, tmp_path / "m", "site-1")
     inputs, labels = several()
     answers = Predictor.load(model).predict(inputs, by="prototype")
     probabilities = np.array([list(answer.probabilities.values()) for answer in answers])

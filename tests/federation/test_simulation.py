@@ -35,7 +35,7 @@ def _no_process_is_left():
     pool.cache_clear()
 
 
-def results(folder, workers, **changes):
+def results_of_run(folder, workers, **changes):
     """Simulate three clients in so many processes.
 
     Return the rows of the run, without times, and a digest of each tensor that it leaves. The
@@ -55,10 +55,10 @@ def results(folder, workers, **changes):
 @linux
 @pytest.mark.parametrize("algo", ["fedproto", "fedtgp", "fedavg"])
 def test_figures_do_not_depend_on_the_number_of_processes(algo, tmp_path):
-    rows, tensors = results(tmp_path / "1", 1, algo=algo, models="cnn4")
+    rows, tensors = results_of_run(tmp_path / "1", 1, algo=algo, models="cnn4")
     assert len(rows) == 3  # two rounds and the final evaluation
     assert tensors
-    assert results(tmp_path / "2", 2, algo=algo, models="cnn4") == (rows, tensors)
+    assert results_of_run(tmp_path / "2", 2, algo=algo, models="cnn4") == (rows, tensors)
 
 
 @linux
@@ -72,18 +72,18 @@ def test_a_process_that_dies_ends_the_run_and_it_can_be_resumed(tmp_path, monkey
         return fit(algorithm)
 
     settings = {"algo": "fedproto", "models": "cnn4"}
-    whole = results(tmp_path / "whole", 2, **settings)
+    whole = results_of_run(tmp_path / "whole", 2, **settings)
     for process in active_children():  # new ones inherit what is patched below
         process.kill()
     pool.cache_clear()
 
     monkeypatch.setattr("client_app.app.fit", dying)
     with pytest.raises(OSError, match="a process that simulates clients has died"):
-        results(tmp_path / "cut", 2, **settings)
+        results_of_run(tmp_path / "cut", 2, **settings)
 
     monkeypatch.undo()
 
-    assert results(tmp_path / "cut", 2, **settings, resume=True) == whole
+    assert results_of_run(tmp_path / "cut", 2, **settings, resume=True) == whole
 
 
 @linux
@@ -240,4 +240,4 @@ def test_the_processes_divide_several_gpus_among_them(monkeypatch):
         grid.answer(message, 1, {}, {"device": "auto"})
         grid.answer(message, 1, {}, {"device": "cpu"})
 
-    assert taken == [1, 0, 1]
+    assert taken == [1, 0, 1]  # by the processes 1, 2 and 3, each once

@@ -189,11 +189,11 @@ def test_a_site_says_that_its_model_is_older_than_the_one_that_counted(three, ca
     All its replies are valid.
     """
 
-    def older(_, reply):
+    def lose_newest_model(_, reply):
         max((three.south / "state").rglob("*-*.safetensors")).unlink()
         return reply
 
-    outcome = three.run(on_round(number=2, node=SOUTH, change=older), rounds=3)
+    outcome = three.run(on_round(number=2, node=SOUTH, change=lose_newest_model), rounds=3)
     assert outcome.per_row("valid") == [3, 3, 3, 3]
 
     said = "the newest model in state-dir is of round 1, older than round 2, the last that counted"

@@ -288,12 +288,12 @@ def audited(function, mode):
     A file that Rust opens raises none.
     """
 
-    def opened(*arguments, **named):
+    def say_what_is_opened(*arguments, **named):
         path = next(argument for argument in arguments if isinstance(argument, (str, Path)))
         sys.audit("open", str(path), mode, 0)
         return function(*arguments, **named)
 
-    return opened
+    return say_what_is_opened
 
 
 @pytest.fixture

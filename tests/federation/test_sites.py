@@ -51,8 +51,10 @@ from tests.support.harness import (
     run_federation,
     settings_of,
 )
-from tests.support.sites import images, named, signed
+from tests.support.sites import make_site_keys, signed, write_images
 
+NODE = 7
+"""Flower's number of the site."""
 SITE = {"site-name": "north"}
 OWN = SITE | {"dataset": "image-folder", "classes": "sick,well"}
 SIMULATED = {"partition-id": 0, "num-partitions": 1}
@@ -63,21 +65,21 @@ EVALUATED = ("correct", "metrics", "validation")  # the parts of a report that a
 
 def question(config):
     content = RecordDict({**pack_settings(digest_of(config))})
-    return Message(content, 7, MessageType.QUERY, group_id="0")
+    return Message(content, NODE, MessageType.QUERY, group_id="0")
 
 
 def instruction(number, kind=MessageType.TRAIN, **entries):
     """Return what a server sends in a round of Flower run 4711; ``entries`` forge some of it."""
-    return Message(instructions(number, **entries), 7, kind, group_id=str(number))
+    return Message(instructions(number, **entries), NODE, kind, group_id=str(number))
 
 
 def answer(node, config, message=None):
     """Return a site's reply to a message, or else to the question for its introduction."""
-    return LocalGrid(config, {7: node}).asked(message or question(config))
+    return LocalGrid(config, {NODE: node}).ask(message or question(config))
 
 
-def sharing(folder):
-    """The node config of a site that takes its part of a common data set."""
+def node_with_a_share(folder):
+    """Return the node config of a site that takes its part of a common data set."""
     return SITE | SIMULATED | {"state-dir": str(folder / "state")}
 
 
@@ -133,17 +135,17 @@ def test_a_reason_is_printable_and_in_a_simulation_logged_once(capsys, at_site, 
     assert len(reason) < 600
     assert reason.isprintable()
 
-    with pytest.raises(RuntimeError) as huge:
+    with pytest.raises(RuntimeError) as too_large:
         torch.empty(2**50)  # 4 PB, more than any machine's memory
 
     no_memory = "the machine has no memory left; take a smaller batch-size"
-    assert no_memory in reason_of(huge.value, at_site)
+    assert no_memory in reason_of(too_large.value, at_site)
 
     error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
-    full = reason_of(error, at_site)
+    reason_of_full_gpu = reason_of(error, at_site)
 
-    assert "protofl run --gpus 1" in full
-    assert "batch-size" in full
+    assert "protofl run --gpus 1" in reason_of_full_gpu
+    assert "batch-size" in reason_of_full_gpu
 
     for _ in range(2):
         reason_of(SettingsError("alpha = -7.5: must be above 0"), at_site)
@@ -153,7 +155,7 @@ def test_a_reason_is_printable_and_in_a_simulation_logged_once(capsys, at_site, 
 def test_the_server_learns_the_kind_of_error_and_the_sites_log_the_rest(tmp_path, capsys):
     """At a simulated client, whose data are the run's own, the whole text leaves."""
     patients = ("HIV positive/DOE_Jane_1961.png", "negative/ROE_Richard.png")
-    data = images(tmp_path / "my scans", *patients)
+    data = write_images(tmp_path / "my scans", *patients)
     config = run_config(tmp_path, dataset="image-folder", partition="own")
     node = SITE | {"data-dir": str(data), "dataset": "image-folder"}
     more = "its data cannot be read or divided as the run asks; the log of the site says more"
@@ -209,7 +211,7 @@ def test_a_run_neither_reads_nor_writes_where_it_wants_on_a_site(tmp_path, monke
     monkeypatch.chdir(tmp_path / "work")
     wanted = {key: str(tmp_path / "wanted" / key) for key in FOLDERS}
     names = [f"{kind}/{i}.png" for kind in "ab" for i in range(9)]
-    images(Path(wanted["data-dir"]), *names)
+    write_images(Path(wanted["data-dir"]), *names)
     before = sorted(tmp_path.joinpath("wanted").rglob("*"))
     own = {"dataset": "image-folder", "partition": "own", "num_clients": 1, "classes": "a,b"}
     config = run_config(tmp_path, **own) | wanted
@@ -291,8 +293,8 @@ def test_a_permission_covers_what_it_says_only(backbones, allowed):
 def test_a_run_that_wants_too_much_of_a_site_is_refused(key):
     """The limit is the default one, or that of the node config; a simulated client has none."""
     limit = LIMITED[key]
-    algo = key.rpartition(".")[0] or "fedproto"  # of a setting such as fedtgp.server-epochs
-    small = dict.fromkeys(LIMITED, 1) | {"algo": algo}
+    algo, _, _ = key.rpartition(".")  # of a setting such as fedtgp.server-epochs, or ""
+    small = dict.fromkeys(LIMITED, 1) | {"algo": algo or "fedproto"}
     if key == "dp-honest-sites":  # has a meaning only with noise in a sum
         small |= {"algo": "gaussian", "dp": "sample", "secagg": True, "local-steps": 0}
 
@@ -425,7 +427,8 @@ def card_of(node, config):
 def test_a_run_does_not_choose_how_a_sites_files_are_read(dataset, tmp_path):
     """Its files are CLASS/PATIENT/image: read as DOMAIN/CLASS/image, patients would be classes."""
     patients = [f"{kind}/DOE_Jane_{day}" for kind in ("sick", "well") for day in range(3)]
-    scans = images(tmp_path, *(f"{patient}/{i}.png" for patient in patients for i in range(2)))
+    files = [f"{patient}/{i}.png" for patient in patients for i in range(2)]
+    scans = write_images(tmp_path, *files)
     node = OWN | {"data-dir": str(scans), "image-size": 8}
     config = run_config(
         tmp_path,
@@ -446,7 +449,7 @@ def test_a_run_does_not_choose_how_a_sites_files_are_read(dataset, tmp_path):
 @pytest.mark.parametrize("dataset", ["image-folder", "digits"])
 def test_a_site_that_does_not_say_what_its_data_are_takes_no_part(dataset, tmp_path):
     """The node config has data-dir alone: the run's data set is not taken for the site's."""
-    data = images(tmp_path / "scans", "sick/1.png", "sick/2.png", "well/1.png", "well/2.png")
+    data = write_images(tmp_path / "scans", "sick/1.png", "sick/2.png", "well/1.png", "well/2.png")
     config = run_config(tmp_path, dataset=dataset, partition="own")
 
     reason = reason_in(answer(SITE | {"data-dir": str(data)}, config))
@@ -532,8 +535,8 @@ def test_a_demand_that_rests_on_memory_is_met_only_where_the_site_has_been(
 
     Then the site's ledger and its key would begin anew, so it refuses runs that need these.
     """
-    peers = named(east=tmp_path / "east", south=tmp_path / "south")
-    node = sharing(tmp_path) | demand | {"peers": peers}
+    peers = make_site_keys(east=tmp_path / "east", south=tmp_path / "south")
+    node = node_with_a_share(tmp_path) | demand | {"peers": peers}
     config = run_config(
         tmp_path,
         rounds=1,
@@ -545,7 +548,7 @@ def test_a_demand_that_rests_on_memory_is_met_only_where_the_site_has_been(
 
     unmounted = answer(node, config)
     warned = "state has neither a privacy ledger nor a key of north" in capsys.readouterr().err
-    own_key = named(north=tmp_path / "state/sites/north")
+    own_key = make_site_keys(north=tmp_path / "state/sites/north")
     mounted = answer(node, signed(config, sites=f"{own_key},{peers}"))
 
     assert warned == bool(demand)
@@ -557,8 +560,8 @@ def test_a_demand_that_rests_on_memory_is_met_only_where_the_site_has_been(
         assert reason_in(unmounted).startswith(begins)
 
 
-def table_of_200_rows(folder):
-    """The node config of a site with a table of two classes and one column."""
+def write_table_of_200_rows(folder):
+    """Write a table of two classes and one column; return the node config of a site with it."""
     rows = [f"{kind},{np.sin(7 * i):.6f}" for i in range(100) for kind in ("sick", "well")]
     (folder / "records.csv").write_text("\n".join(["label,x", *rows]))
     return OWN | {"data-dir": str(folder / "records.csv"), "dataset": "arrays"}
@@ -577,7 +580,7 @@ def sizes(parts):
 
 def test_a_run_does_not_choose_who_is_a_test_sample_of_a_site(tmp_path, capsys):
     """Two runs that differ in one training sample would tell that sample."""
-    node = table_of_200_rows(tmp_path)
+    node = write_table_of_200_rows(tmp_path)
     config = run_config(tmp_path, **TABLE, train_samples=0)
     runs = [
         {
@@ -615,7 +618,7 @@ def test_a_run_does_not_choose_who_is_a_test_sample_of_a_site(tmp_path, capsys):
 
 def test_a_site_divides_its_own_data_as_its_operator_says(tmp_path):
     """Of 200 samples half are for training, and a fifth of these are for validation."""
-    node = table_of_200_rows(tmp_path)
+    node = write_table_of_200_rows(tmp_path)
     node |= {"train-fraction": 0.5, "validation-fraction": 0.2, "test-from": "balanced"}
     run = {"train_samples": 120, "total_samples": 150, "train_fraction": 0.6}
     config = run_config(tmp_path, **TABLE, **run, validation_fraction=0.5)
@@ -650,7 +653,7 @@ def with_ledgers(folder, demand, run_id=1, **facts):
     config = run_config(folder, partition="own", dp="sample", dp_epsilon=2.0)
     folders = {"state-dir": str(folder / "state"), "data-dir": str(folder / "data")}
     node = OWN | {"require-dp": demand} | folders | facts
-    return open_client(Context(run_id, 7, node, RecordDict(), config))
+    return open_client(Context(run_id, NODE, node, RecordDict(), config))
 
 
 def test_neither_a_new_name_nor_a_copy_of_the_data_has_a_new_privacy_ledger(tmp_path, monkeypatch):
@@ -757,6 +760,7 @@ def test_a_server_leads_no_site_elsewhere(run_name, run_history, tmp_path, monke
 
 
 def save_model(folder, run_id):
+    """Write the state of the site after round 1 of a run, and return its file."""
     states = StateFolder(folder, "north", RunHistory(run_id))
     states.save(1, "cnn4", {"w": torch.ones(1)})
     (file,) = states.folder.iterdir()
@@ -765,13 +769,13 @@ def save_model(folder, run_id):
 
 def test_two_studies_of_one_name_do_not_meet_at_a_site(tmp_path, capfd, monkeypatch):
     """Flower runs 11 and 12 are both called mine; each has a folder, which `export` can name."""
-    node = sharing(tmp_path)
+    node = node_with_a_share(tmp_path)
     state = tmp_path / "state"
     setting = {"run_name": "mine", "keep_best": True, **DIGITS}
     older = save_model(state / "mine-11/clients", 10)
     models = {older: older.read_bytes()}
 
-    federate(tmp_path / "a", nodes={7: node}, run_id=11, **setting)
+    federate(tmp_path / "a", nodes={NODE: node}, run_id=11, **setting)
     for name in ("model", "best"):
         file = state / f"mine-11/clients/north/{name}.safetensors"
         models[file] = file.read_bytes()
@@ -782,7 +786,7 @@ def test_two_studies_of_one_name_do_not_meet_at_a_site(tmp_path, capfd, monkeypa
     monkeypatch.chdir(state)
     assert main(["export", "mine-11", "--out", str(tmp_path / "first")]) == 0
 
-    federate(tmp_path / "b", nodes={7: node}, run_id=12, **setting, seed=7)
+    federate(tmp_path / "b", nodes={NODE: node}, run_id=12, **setting, seed=7)
     assert f"run mine (12) begins, in {state}/mine-12; " in capfd.readouterr().err
     for file, content in models.items():
         assert file.read_bytes() == content
@@ -801,9 +805,9 @@ def test_a_server_that_claims_to_resume_a_run_replaces_no_model_of_it(tmp_path, 
 
     The new model is on the disk (fsync) before the site answers.
     """
-    node = sharing(tmp_path)
+    node = node_with_a_share(tmp_path)
     config = run_config(tmp_path, run_name="mine", **DIGITS)
-    run_federation(config, nodes={7: node}, run_id=11)
+    run_federation(config, nodes={NODE: node}, run_id=11)
     model = tmp_path / "state/mine-11/clients/north/model.safetensors"
     former = model.read_bytes()
     synced = set()
@@ -821,14 +825,14 @@ def test_a_server_that_claims_to_resume_a_run_replaces_no_model_of_it(tmp_path, 
     assert model.with_name("model-before-4711.safetensors").read_bytes() == former
 
 
-def why_refused(grid, kind, number, **records):
+def refusal_when_asked(grid, kind, number, **records):
     """Ask a site to train or evaluate in a round; return the reason why it refuses, or "".
 
     ``records`` are further records of the message.
     """
     message = instruction(number, kind, run_history=str(grid.run_id))
     message.content.update({name: ConfigRecord(value) for name, value in records.items()})
-    reply = grid.asked(message)
+    reply = grid.ask(message)
     return reason_in(reply)
 
 
@@ -842,41 +846,47 @@ def test_a_real_site_answers_each_question_once_in_a_flower_run(tmp_path, monkey
     baseline = {"baseline": {"algo": "local"}}
     settings = {"rounds": 3, "baselines": "local", "models": "mlp-1", "keep_best": True}
     config = run_config(tmp_path, algo="fedproto", **DIGITS | settings)
-    node = sharing(tmp_path)
-    grid = LocalGrid(config, {7: node}, run_id=5)
+    node = node_with_a_share(tmp_path)
+    grid = LocalGrid(config, {NODE: node}, run_id=5)
 
     for kind in (train, evaluate, MessageType.QUERY):  # which Flower gives to the same handler
         unknown = f"a message of the unknown kind '{kind}.default'"
-        assert unknown in why_refused(grid, f"{kind}.default", 1)
+        assert unknown in refusal_when_asked(grid, f"{kind}.default", 1)
 
-    assert why_refused(grid, train, 1) == ""
-    assert "this site has answered round 1 of this Flower run, and" in why_refused(grid, train, 1)
+    assert refusal_when_asked(grid, train, 1) == ""
+    assert "this site has answered round 1 of this Flower run, and" in refusal_when_asked(
+        grid, train, 1
+    )
     # a model left by such a round could not be read again
     for number in (0, -1):
         for kind in (train, evaluate):
-            out_of_range = f"round.round is {number} in a run of 3 rounds"
-            assert why_refused(grid, kind, number) == out_of_range
-    assert why_refused(grid, train, 3) == ""
+            assert (
+                refusal_when_asked(grid, kind, number)
+                == f"round.round is {number} in a run of 3 rounds"
+            )
+    assert refusal_when_asked(grid, train, 3) == ""
 
-    grid = LocalGrid(config, {7: node}, run_id=5)  # the site was started again
+    grid = LocalGrid(config, {NODE: node}, run_id=5)  # the site was started again
     with monkeypatch.context() as patch:
         patch.setattr("client_app.site.workshop.open_client_data", None)  # it reads no data
-        assert "this site has answered round 3 of" in why_refused(grid, train, 2)
+        assert "this site has answered round 3 of" in refusal_when_asked(grid, train, 2)
 
-    assert why_refused(grid, evaluate, 3) == ""
+    assert refusal_when_asked(grid, evaluate, 3) == ""
     for kind in (train, evaluate):
-        assert "this site has answered the final evaluation" in why_refused(grid, kind, 3)
-    best = {"after": 1, "on": "test"}
-    assert why_refused(grid, "query.best", 3, best=best) == ""  # a question that needs no data
-    assert why_refused(grid, train, 1, **baseline) == ""
-    assert "this site has answered round 1 of" in why_refused(grid, train, 1, **baseline)
+        assert "this site has answered the final evaluation" in refusal_when_asked(grid, kind, 3)
+    # a model that is kept needs no data
+    assert refusal_when_asked(grid, "query.best", 3, best={"after": 1, "on": "test"}) == ""
+    assert refusal_when_asked(grid, train, 1, **baseline) == ""
+    assert "this site has answered round 1 of" in refusal_when_asked(grid, train, 1, **baseline)
 
-    assert why_refused(LocalGrid(config, {7: node}, run_id=6), train, 1) == ""
+    assert refusal_when_asked(LocalGrid(config, {NODE: node}, run_id=6), train, 1) == ""
 
     (file,) = (tmp_path / "state/privacy").glob("north.answered")
     file.write_text("damaged")
 
-    assert "StateError (state-dir)" in why_refused(LocalGrid(config, {7: node}, run_id=7), train, 1)
+    assert "StateError (state-dir)" in refusal_when_asked(
+        LocalGrid(config, {NODE: node}, run_id=7), train, 1
+    )
 
 
 def test_a_site_evaluates_in_the_rounds_that_the_settings_plan_and_in_no_other(tmp_path):
@@ -893,19 +903,19 @@ def test_a_site_evaluates_in_the_rounds_that_the_settings_plan_and_in_no_other(t
         metrics="macro-f1",
         **DIGITS,
     )
-    grid = LocalGrid(config, {7: sharing(tmp_path)}, run_id=5)
+    grid = LocalGrid(config, {NODE: node_with_a_share(tmp_path)}, run_id=5)
 
     for number in (1, 2, 3, 4):
-        extra = grid.asked(instruction(number, evaluate=True, run_history="5"))
+        extra = grid.ask(instruction(number, evaluate=True, run_history="5"))
         assert "no complete record 'round'" in reason_in(extra)
-        assert why_refused(grid, MessageType.TRAIN, number) == ""
-        _, reply = grid.log[-1]
-        groups = {name.partition(".")[0] for name in reply.content["report"]}
+        assert refusal_when_asked(grid, MessageType.TRAIN, number) == ""
+        _, reply = grid.log[-1]  # to the message that it has just had
+        groups = {name.split(".")[0] for name in reply.content["report"]}
         assert bool(groups & {*EVALUATED}) == (number in (1, 4))
 
-    assert why_refused(grid, MessageType.EVALUATE, 4) == ""
-    _, last_reply = grid.log[-1]
-    assert "correct.head" in last_reply.content["report"]
+    assert refusal_when_asked(grid, MessageType.EVALUATE, 4) == ""
+    _, final_reply = grid.log[-1]
+    assert "correct.head" in final_reply.content["report"]
 
 
 @pytest.mark.parametrize("kind", [MessageType.TRAIN, MessageType.EVALUATE])
@@ -915,17 +925,17 @@ def test_an_error_is_an_answer_and_an_interruption_none(kind, tmp_path, monkeypa
     Else a server could send weights that fail on some samples only, again and again, and learn
     from each error.
     """
-    grid = LocalGrid(run_config(tmp_path, **DIGITS), {7: sharing(tmp_path)}, run_id=5)
+    grid = LocalGrid(run_config(tmp_path, **DIGITS), {NODE: node_with_a_share(tmp_path)}, run_id=5)
 
     with monkeypatch.context() as patch:
         patch.setattr("client_app.app.make_report", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            why_refused(grid, kind, 1)
+            refusal_when_asked(grid, kind, 1)
         # asked again, it works on the message, and fails
         patch.setattr("client_app.app.evaluate_model", lambda *_: 1 / 0)
-        assert "ZeroDivisionError" in why_refused(grid, kind, 1)
+        assert "ZeroDivisionError" in refusal_when_asked(grid, kind, 1)
 
-    assert "of this Flower run, and answers nothing twice" in why_refused(grid, kind, 1)
+    assert "of this Flower run, and answers nothing twice" in refusal_when_asked(grid, kind, 1)
 
 
 def test_a_private_model_comes_into_no_algorithm_that_uploads_it(tmp_path):
@@ -933,10 +943,10 @@ def test_a_private_model_comes_into_no_algorithm_that_uploads_it(tmp_path):
 
     So a server that names an earlier run of FedProto gets that model trained on by FedProto only.
     """
-    node = sharing(tmp_path)
+    node = node_with_a_share(tmp_path)
     setting = {"run_name": "mine", "models": "htcnn-1", **DIGITS}
     fedproto = run_config(tmp_path, algo="fedproto", rounds=1, **setting)
-    run_federation(fedproto, nodes={7: node}, run_id=11)
+    run_federation(fedproto, nodes={NODE: node}, run_id=11)
     message = instruction(2, run_history="11:1,4711")
 
     fedper = run_config(tmp_path, algo="fedper", **setting)
@@ -952,12 +962,12 @@ def test_decoded_data_and_models_are_the_users_alone(algo, tmp_path):
 
     Data and backbones that are embedded need no permission of the operator, so the site runs.
     """
-    node = sharing(tmp_path / "a") | {"cache-dir": str(tmp_path / "b/cache")}
+    node = node_with_a_share(tmp_path / "a") | {"cache-dir": str(tmp_path / "b/cache")}
     config = run_config(tmp_path, algo=algo, **DIGITS | {"train_samples": 20})
 
     before = os.umask(0o022)
     try:
-        run_federation(config, nodes={7: node})
+        run_federation(config, nodes={NODE: node})
     finally:
         os.umask(before)
 

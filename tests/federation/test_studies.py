@@ -32,7 +32,7 @@ from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.node import NodeConfig
 from protofl_common.experiment.settings import Settings, digest_of
 from protofl_common.experiment.study import Study, about_site, is_from_site, key_as_text
-from protofl_common.privacy.masks import PUBLIC, text_to_sign
+from protofl_common.privacy.masks import KEY, PUBLIC, text_to_sign
 from protofl_common.runs.folder import HEADS, METRICS, RunFolder, heads_in
 from protofl_common.tools.cli import main
 from protofl_common.tools.site import approvals
@@ -57,7 +57,7 @@ from tests.support.harness import (
     run_config,
     run_federation,
 )
-from tests.support.sites import EAST, JANE, NAMES, NORTH, SOUTH, Three, named, signed
+from tests.support.sites import EAST, JANE, NAMES, NORTH, SOUTH, Three, make_site_keys, signed
 
 OWN = {
     "partition": "own",
@@ -101,18 +101,24 @@ class Hospitals(Three):
     def federate(self, config, **options):
         return run_federation(config, nodes=self.nodes, **options)
 
+    @staticmethod
+    def node_of(site):
+        """Return the number of a site's node: `EAST`, `NORTH` or `SOUTH`."""
+        return NAMES.index(site) + 1
+
     def state(self, site):
         return self.folder / site / "state"
 
-    def consent(self, site):
+    def own_folder(self, site):
+        """Return the folder of a site's key, its audit log, and the runs that it was asked for."""
         return self.state(site) / "sites" / site
 
     def request(self, config):
         """Return the file in which north notes a run that asks to be approved."""
-        return self.consent("north") / "studies" / f"{Study.of(config).id}.json"
+        return self.own_folder("north") / "studies" / f"{Study.of(config).id}.json"
 
     def log(self):
-        return self.consent("north") / audit.FILE
+        return self.own_folder("north") / audit.FILE
 
     def lines(self):
         """Return the entries of north's audit log."""
@@ -122,14 +128,14 @@ class Hospitals(Three):
         return RunFolder(self.folder / "runs" / run).rows()
 
     def keys(self, *sites):
-        return named(**{site: self.consent(site) for site in sites})
+        return make_site_keys(**{site: self.own_folder(site) for site in sites})
 
-    def shown(self, words, status=0, site="north"):
+    def site_command(self, words, status=0, site="north"):
         """Run ``protofl site`` with these words at a site; return what it prints, or its error.
 
         It must end with this status.
         """
-        node_config = in_one_line(self.nodes[NAMES.index(site) + 1])
+        node_config = in_one_line(self.nodes[self.node_of(site)])
         self.capsys.readouterr()
         assert main(["site", *words.split(), "--node-config", node_config]) == status
         printed = self.capsys.readouterr()
@@ -142,24 +148,28 @@ class Hospitals(Three):
         """
         command, _, options = words.partition(" ")
         words = f"{command} {Study.of(config).id} {options}"
-        return "".join(self.shown(words, site=site) for site in sites or NAMES)
+        return "".join(self.site_command(words, site=site) for site in sites or NAMES)
 
     def ask_and_decide(self, config, *sites, words="approve"):
         """Let these sites, or all, hear of a run, and let their operators decide about it."""
         for site in sites or NAMES:
-            self.answer(config, site=site)
+            self.ask(config, site=site)
         return self.decide(config, *sites, words=words)
 
-    def answer(self, config, run_id=5, digest="", site="north"):
-        """Ask a site to introduce itself; return the reason why it refuses, or "".
+    def refusal_when_asked(self, config, run_id=5, digest="", site="north"):
+        """Return the reason why a site refuses to introduce itself to a run, or ""; see `ask`."""
+        return reason_in(self.ask(config, run_id, digest, site))
+
+    def ask(self, config, run_id=5, digest="", site="north"):
+        """Ask a site to introduce itself to a run, which it notes; return its reply.
 
         ``digest`` is that of a server whose default settings differ from the site's.
         """
         content = RecordDict({**pack_settings(digest or digest_of(config))})
         # the grid comes before the message, which is of its Flower run
         grid = LocalGrid(config, self.nodes, run_id=run_id)
-        question = Message(content, NAMES.index(site) + 1, MessageType.QUERY, group_id="0")
-        return reason_in(grid.asked(question))
+        question = Message(content, self.node_of(site), MessageType.QUERY, group_id="0")
+        return grid.ask(question)
 
 
 def clients_of(outcome):
@@ -196,19 +206,19 @@ def test_a_run_that_nobody_has_approved_opens_no_file_and_then_takes_part(hospit
     for site in NAMES:
         assert f"{WAITING} at {site}: {run}" in str(refusal.value)
 
-    shown = hospitals.shown("requests")
+    shown = hospitals.site_command("requests")
     assert "WAITS since" in shown
     assert "nobody has signed it" in shown
     assert "with       any sites" in shown
     assert "maybe of one sample" in shown
     assert "leaves     FedProto: in each round " in shown
     assert "    setting    partition=own\n" in shown
-    assert f"\nin {hospitals.consent('north')}\n" in shown
+    assert f"\nin {hospitals.own_folder('north')}\n" in shown
 
     hospitals.decide(config)
     outcome = hospitals.federate(config, run_id=2)
 
-    assert images_opened() >= 24  # eight at each of three sites
+    assert images_opened() >= 3 * 8  # eight at each of three sites
     assert clients_of(outcome) == set(NAMES)
 
     algos = [line["algo"] for line in hospitals.lines() if line.get("kind") == "train"]
@@ -237,7 +247,7 @@ def test_the_server_asks_again_until_an_operator_has_approved(hospitals, monkeyp
 
     # north was asked four times; a repeated refusal is logged at its times 1, 2, 4 …
     levels = re.findall(r"(\S+) protofl: .* waiting for approval at north", sites)
-    assert levels == ["INFO"] * 3
+    assert levels == ["INFO"] * 3  # and so of four three times
 
 
 def test_a_denial_in_round_three_acts_at_once_and_the_others_go_on(hospitals):
@@ -251,12 +261,12 @@ def test_a_denial_in_round_three_acts_at_once_and_the_others_go_on(hospitals):
         return reply
 
     outcome = hospitals.federate(config, tamper=when(south_denies, node=SOUTH, number=2))
-    valid = [(row["valid"], row["failed"].get("south")) for row in outcome.rows]
-
     # south denies once it has answered round 2: rounds 3 and 4 and the final evaluation lack it
-    assert valid == [(3, None)] * 2 + [(2, denied)] * 3
+    assert outcome.per_row("valid") == [3, 3, 2, 2, 2]
+    errors_of_south = [row["failed"].get("south") for row in outcome.rows]
+    assert errors_of_south == [None, None, denied, denied, denied]
 
-    request = hospitals.consent("south") / "studies" / hospitals.request(config).name
+    request = hospitals.own_folder("south") / "studies" / hospitals.request(config).name
     for run_id, decision in ((2, ""), (3, "denied")):
         consent.write(request, replace(consent.read(request), decision=decision))
         (outcome.folder / "summary.json").unlink()
@@ -267,8 +277,8 @@ def test_a_denial_in_round_three_acts_at_once_and_the_others_go_on(hospitals):
 
     # without approve a site asks its operator about no run, but this one has been denied
     hospitals.nodes[SOUTH]["approve"] = False
-    assert denied in hospitals.answer(config, site="south")
-    assert hospitals.answer(config | {"lr": 0.02}, site="south") == ""
+    assert denied in hospitals.refusal_when_asked(config, site="south")
+    assert hospitals.refusal_when_asked(config | {"lr": 0.02}, site="south") == ""
 
 
 def upgrade(monkeypatch, code, release="0.0.0"):
@@ -287,24 +297,24 @@ def test_new_settings_and_new_code_are_asked_for_anew(hospitals, tmp_path, monke
     config = hospitals.config()
     hospitals.ask_and_decide(config, "north")
 
-    assert hospitals.answer(config) == ""
-    assert hospitals.answer(config | {"run-name": "another", "resume": True}) == ""
-    assert WAITING in hospitals.answer(config | {"lr": 0.02})
-    assert WAITING in hospitals.answer(config | {"metrics": "auc"})
+    assert hospitals.refusal_when_asked(config) == ""
+    assert hospitals.refusal_when_asked(config | {"run-name": "another", "resume": True}) == ""
+    assert WAITING in hospitals.refusal_when_asked(config | {"lr": 0.02})
+    assert WAITING in hospitals.refusal_when_asked(config | {"metrics": "auc"})
 
     # the code of this process is not the approved one: what is on the disk has changed …
     monkeypatch.setattr(consent, "CODE", "upgraded")
     stale = "changed since its start; its operator must stop protofl site run"
 
-    assert stale in hospitals.answer(config)
+    assert stale in hospitals.refusal_when_asked(config)
     assert consent.read(hospitals.request(config)).decision == "approved"
 
     # … or is the same
     upgrade(monkeypatch, "upgraded")
-    assert f"protofl site approve {Study.of(config).id}" in hospitals.answer(config)
+    assert f"protofl site approve {Study.of(config).id}" in hospitals.refusal_when_asked(config)
 
     hospitals.decide(config, "north")
-    assert hospitals.answer(config) == ""
+    assert hospitals.refusal_when_asked(config) == ""
 
 
 def test_a_change_at_the_server_asks_nobody(tmp_path, monkeypatch):
@@ -337,7 +347,7 @@ def test_an_approval_may_cover_later_patch_releases(options, hospitals, monkeypa
 
     def waits(code, release):
         upgrade(monkeypatch, code, release)
-        return WAITING in hospitals.answer(config)
+        return WAITING in hospitals.refusal_when_asked(config)
 
     if not options:
         assert waits("hotfix", "0.1.4")
@@ -346,7 +356,7 @@ def test_an_approval_may_cover_later_patch_releases(options, hospitals, monkeypa
     for _ in range(2):
         assert not waits("hotfix", "0.1.4")
 
-    log = (hospitals.consent("north") / "audit.jsonl").read_text()
+    log = (hospitals.own_folder("north") / "audit.jsonl").read_text()
     assert log.count('"decision": "covered"') == 1
 
     covered = consent.read(hospitals.request(config))
@@ -378,10 +388,10 @@ def test_who_decides_about_other_code_than_the_process_has_approves_nothing(hosp
             hospitals.decide(config, "north")
 
     monkeypatch.setattr(consent, "tell_of_request", decides)
-    assert WAITING in hospitals.answer(config)
+    assert WAITING in hospitals.refusal_when_asked(config)
 
 
-def program(folder, script):
+def write_program(folder, script):
     """Write a shell script that can be executed, and return its path."""
     file = folder / "tell me; exit"
     file.write_text(f"#!/bin/sh\n{script}\n")
@@ -394,54 +404,54 @@ def test_an_operator_hears_of_a_request_once_and_again_after_an_upgrade(
 ):
     """The program gets the id alone, whatever a run's settings have; no shell reads it."""
     told = tmp_path / "told"
-    hospitals.north["on-request"] = program(tmp_path, f'echo "$#" "$@" >> {told}')
+    hospitals.north["on-request"] = write_program(tmp_path, f'echo "$#" "$@" >> {told}')
     config = hospitals.config(study_purpose="$(reboot); `reboot`")
 
     for _ in range(3):
-        assert WAITING in hospitals.answer(config)
+        assert WAITING in hospitals.refusal_when_asked(config)
 
     line = f"1 {Study.of(config).id}\n"  # the number of arguments, and the only one
     assert told.read_text() == line
 
     hospitals.decide(config, "north")
-    assert hospitals.answer(config) == ""
+    assert hospitals.refusal_when_asked(config) == ""
 
     upgrade(monkeypatch, "upgraded")
-    assert WAITING in hospitals.answer(config)
+    assert WAITING in hospitals.refusal_when_asked(config)
     assert told.read_text() == 2 * line
 
 
 def test_an_operator_hears_of_a_refusal_once_a_day(hospitals, tmp_path, monkeypatch):
     """The program of on-trouble gets the word ``refused``, however many runs are refused."""
     told = tmp_path / "told"
-    hospitals.north["on-trouble"] = program(tmp_path, f'echo "$@" >> {told}')
+    hospitals.north["on-trouble"] = write_program(tmp_path, f'echo "$@" >> {told}')
 
     # a run that waits for approval is no refusal
-    assert WAITING in hospitals.answer(hospitals.config(lr=0.1))
+    assert WAITING in hospitals.refusal_when_asked(hospitals.config(lr=0.1))
     assert not told.exists()
 
     for lr in (0.1, 0.2):
         hospitals.ask_and_decide(hospitals.config(lr=lr), "north", words="deny")
-        assert "denied at north" in hospitals.answer(hospitals.config(lr=lr))
+        assert "denied at north" in hospitals.refusal_when_asked(hospitals.config(lr=lr))
         assert told.read_text() == "refused\n"
 
     # the last was on another day
-    (hospitals.consent("north") / hooks.FILE).write_text('{"refused": "2026-11-22"}')
-    assert "denied at north" in hospitals.answer(hospitals.config(lr=0.1))
+    (hospitals.own_folder("north") / hooks.FILE).write_text('{"refused": "2026-11-22"}')
+    assert "denied at north" in hospitals.refusal_when_asked(hospitals.config(lr=0.1))
     assert told.read_text() == 2 * "refused\n"
 
     # where the day cannot be written, a server decides how often a message is refused
-    (hospitals.consent("north") / hooks.FILE).write_text("[]")
-    assert "denied at north" in hospitals.answer(hospitals.config(lr=0.1))
+    (hospitals.own_folder("north") / hooks.FILE).write_text("[]")
+    assert "denied at north" in hospitals.refusal_when_asked(hospitals.config(lr=0.1))
     assert told.read_text() == 2 * "refused\n"
 
     # an approval whose only run has begun is a refusal once another run asks
-    (hospitals.consent("north") / hooks.FILE).unlink()
+    (hospitals.own_folder("north") / hooks.FILE).unlink()
     config = hospitals.config(lr=0.3)
     hospitals.ask_and_decide(config, words="approve --runs 1")
     hospitals.federate(config, run_id=1)
     assert told.read_text() == 2 * "refused\n"
-    assert WAITING in hospitals.answer(config, run_id=2)
+    assert WAITING in hospitals.refusal_when_asked(config, run_id=2)
     assert told.read_text() == 3 * "refused\n"
 
     # another kind of trouble is told on the same day
@@ -458,15 +468,15 @@ def test_an_operator_who_cannot_be_told_is_waited_for_all_the_same(
     Without a ``script`` there is no such program.
     """
     monkeypatch.setattr(hooks, "HOOK_SECONDS", 0.3)
-    on_request = program(tmp_path, script) if script else str(tmp_path / "tell")
+    on_request = write_program(tmp_path, script) if script else str(tmp_path / "tell")
     hospitals.north["on-request"] = on_request
     config = hospitals.config()
 
-    assert WAITING in hospitals.answer(config)
+    assert WAITING in hospitals.refusal_when_asked(config)
     assert f"ERROR protofl: on-request = '{on_request}': " in hospitals.capsys.readouterr().err
 
     hospitals.decide(config, "north")
-    assert hospitals.answer(config) == ""
+    assert hospitals.refusal_when_asked(config) == ""
 
 
 def test_new_code_of_a_package_is_asked_for_anew(hospitals, tmp_path, monkeypatch):
@@ -481,9 +491,9 @@ def test_new_code_of_a_package_is_asked_for_anew(hospitals, tmp_path, monkeypatc
         sys.modules.pop(package.stem, None)  # a site answers each message in a process of its own
         with package.open("a") as code:
             code.write(f"# the {version}\n")
-        assert WAITING in hospitals.answer(config)
+        assert WAITING in hospitals.refusal_when_asked(config)
         hospitals.decide(config, "north")
-        assert hospitals.answer(config) == ""
+        assert hospitals.refusal_when_asked(config) == ""
 
 
 def test_an_approval_ends_with_its_runs_and_its_days(hospitals, monkeypatch):
@@ -492,35 +502,37 @@ def test_an_approval_ends_with_its_runs_and_its_days(hospitals, monkeypatch):
     config = hospitals.config()
     study = Study.of(config).id
     for site in NAMES:
-        hospitals.answer(config, site=site)
+        hospitals.ask(config, site=site)
 
-    unknown = hospitals.shown(f"approve {'0' * 32}", status=1)
+    unknown = hospitals.site_command(f"approve {'0' * 32}", status=1)
     assert f"no such request; choose from {study}" in unknown
-    hospitals.shown(f"approve {study} --until {YESTERDAY}", status=1)
+    hospitals.site_command(f"approve {study} --until {YESTERDAY}", status=1)
 
     said = hospitals.decide(config, words=f"approve --runs 1 --until {TODAY}")
-    assert f", until {TODAY}; 0 of 1 runs so far; in {hospitals.consent('north')}/studies" in said
+    assert (
+        f", until {TODAY}; 0 of 1 runs so far; in {hospitals.own_folder('north')}/studies" in said
+    )
 
     # a run that only asks does not count
-    assert hospitals.answer(config, run_id=1) == ""
+    assert hospitals.refusal_when_asked(config, run_id=1) == ""
     assert clients_of(hospitals.federate(config, run_id=2)) == set(NAMES)
-    assert hospitals.answer(config, run_id=2) == ""
+    assert hospitals.refusal_when_asked(config, run_id=2) == ""
 
     too_many = "north has had 3 introductions of a run without a study"
-    assert too_many in hospitals.answer(config, run_id=2)
+    assert too_many in hospitals.refusal_when_asked(config, run_id=2)
 
-    another_run = hospitals.answer(config, run_id=3)
+    another_run = hospitals.refusal_when_asked(config, run_id=3)
     assert WAITING in another_run  # so the server asks again
     assert "so far (1) have begun, and resumed ones count" in another_run
     assert another_run.endswith(f"protofl site approve {study} --runs 2")
 
     hospitals.decide(config, "north", words="approve --runs 2")
-    assert hospitals.answer(config, run_id=3) == ""
+    assert hospitals.refusal_when_asked(config, run_id=3) == ""
 
     request = hospitals.request(config)
     consent.write(request, replace(consent.read(request), until=YESTERDAY))
 
-    over = hospitals.answer(config, run_id=2)
+    over = hospitals.refusal_when_asked(config, run_id=2)
     assert WAITING in over  # so the server asks again
     assert f"the approval ended on {YESTERDAY}; its operator runs protofl site approve" in over
 
@@ -533,11 +545,11 @@ def test_an_approval_of_fewer_runs_than_have_begun_is_refused(hospitals):
     for run_id in (1, 2):
         shutil.rmtree(hospitals.federate(config, run_id=run_id).folder)
 
-    said = hospitals.shown(f"approve {study} --runs 1", status=1)
+    said = hospitals.site_command(f"approve {study} --runs 1", status=1)
     assert "--runs 1: 2 runs of a run without a study" in said
     assert "give 2 for these alone, 3 for one more" in said
-    assert hospitals.answer(config, run_id=2) == "", "the former approval is as it was"
-    hospitals.shown(f"approve {study} --runs 2")
+    assert hospitals.refusal_when_asked(config, run_id=2) == "", "the former approval is as it was"
+    hospitals.site_command(f"approve {study} --runs 2")
 
 
 @pytest.mark.parametrize(
@@ -579,7 +591,7 @@ def test_a_server_asks_no_more_than_it_needs(options, runs, hospitals, monkeypat
             run_id += number // 2
         message.content.config_records["round"]["run_history"] = str(run_id)
         grid = LocalGrid(config, hospitals.nodes, run_id=run_id)
-        reasons.append(reason_in(grid.asked(message)))
+        reasons.append(reason_in(grid.ask(message)))
 
     study = f"a run without a study ({Study.of(config).id})"
     refusal = f"north has had {limit} messages of {study}, more than an honest"
@@ -593,10 +605,10 @@ def test_a_server_asks_no_more_than_it_needs(options, runs, hospitals, monkeypat
 
     # a refusal that repeats is logged at its times 1, 2, 4, 8 …
     entry = f"{refusal} server needs; its operator may approve it again, times 8"
-    assert entry in hospitals.shown("audit")
+    assert entry in hospitals.site_command("audit")
 
     hospitals.decide(config, "north", words=f"approve{options}")
-    assert not grid.asked(last_of_kind["query.best"]).has_error()
+    assert not grid.ask(last_of_kind["query.best"]).has_error()
 
 
 def test_an_approval_bounds_how_often_figures_are_computed(hospitals):
@@ -607,8 +619,8 @@ def test_an_approval_bounds_how_often_figures_are_computed(hospitals):
     hospitals.nodes[NORTH] |= {"min-class-samples": 2, "max-evaluations": 5}
     too_many = "evaluate-every = 1: 6 evaluations in 5 rounds; with min-class-samples this site"
 
-    assert f"{too_many} makes at most 5" in hospitals.answer(hospitals.config(rounds=5))
-    assert WAITING in hospitals.answer(hospitals.config(rounds=5, evaluate_every=2))
+    assert f"{too_many} makes at most 5" in hospitals.refusal_when_asked(hospitals.config(rounds=5))
+    assert WAITING in hospitals.refusal_when_asked(hospitals.config(rounds=5, evaluate_every=2))
 
     config = hospitals.config(rounds=2)
     hospitals.ask_and_decide(config)
@@ -632,16 +644,17 @@ def test_a_final_evaluation_alone_counts_as_a_run(hospitals):
     config = hospitals.config()
     hospitals.ask_and_decide(config, words="approve --runs 2")
     outcome = hospitals.federate(config)
-    final, _ = outcome.exchanged(MessageType.EVALUATE)[0]
+    (final, _reply), *_to_others = outcome.exchanged(MessageType.EVALUATE)
 
     reasons = []
     for run_id in (RUN_ID + 1, RUN_ID + 2):
         final.content.config_records["round"]["run_history"] = str(run_id)
-        reply = LocalGrid(config, hospitals.nodes, run_id=run_id).asked(final)
+        reply = LocalGrid(config, hospitals.nodes, run_id=run_id).ask(final)
         reasons.append(reason_in(reply))
 
-    assert reasons[0] == ""
-    assert "all runs approved so far (2) have begun" in reasons[1]
+    of_second_run, of_third_run = reasons
+    assert of_second_run == ""
+    assert "all runs approved so far (2) have begun" in of_third_run
 
 
 def test_no_approval_goes_beyond_the_runs_of_a_study(hospitals):
@@ -650,7 +663,7 @@ def test_no_approval_goes_beyond_the_runs_of_a_study(hospitals):
     hospitals.ask_and_decide(config, words="approve --runs 2")
     hospitals.federate(config, run_id=1)
 
-    another_run = hospitals.answer(config, run_id=2)
+    another_run = hospitals.refusal_when_asked(config, run_id=2)
     assert "north takes part in 1 runs of study " in another_run
     assert WAITING not in another_run
 
@@ -671,12 +684,12 @@ def test_what_holds_of_an_approval_is_said_recorded_and_listed_for_programs(hosp
     assert entry["signed"] == config["study-by"]
     assert entry["demands"] == {"min-class-samples": 2}
 
-    shown = hospitals.shown("audit")
+    shown = hospitals.site_command("audit")
     assert f", code {entry['code']}, release {entry['release']}, " in shown
     assert f", signed {config['study-by']}, purpose which valves" in shown
     assert ", demands {'min-class-samples': 2}" in shown
 
-    content = json.loads(hospitals.shown("requests --json"))
+    content = json.loads(hospitals.site_command("requests --json"))
     (row,) = content["requests"]
     decided = {"id": Study.of(config).id, "decision": "approved", "run_ids": []}
 
@@ -691,9 +704,9 @@ def test_what_holds_of_an_approval_is_said_recorded_and_listed_for_programs(hosp
 
 
 def test_a_run_with_noise_asks_for_no_losses_and_no_seconds(hospitals):
-    hospitals.answer(hospitals.config(dp="sample", norm="group"))
+    hospitals.ask(hospitals.config(dp="sample", norm="group"))
 
-    (private,) = json.loads(hospitals.shown("requests --json"))["requests"]
+    (private,) = json.loads(hospitals.site_command("requests --json"))["requests"]
 
     assert not re.search("losses|seconds", "\n".join(private["asks"]))
 
@@ -749,12 +762,12 @@ def test_no_stranger_ends_the_wait_for_a_site(hospitals, monkeypatch):
 def test_an_approval_for_what_the_site_refuses_and_a_changed_file_are_none(hospitals):
     """The operator's limits hold for approved runs; a request that somebody edited is not read."""
     config = hospitals.config(baselines="local")
-    hospitals.answer(config)
+    hospitals.ask(config)
     hospitals.nodes[NORTH] |= {"max-rounds": 1, "allow-algorithms": "fedproto"}
     refused = "refuses a baseline: baselines = 'local': algo = 'local': not allowed"
 
-    assert refused in hospitals.shown("requests")
-    assert "this site takes at most 1" in hospitals.answer(hospitals.config(rounds=2))
+    assert refused in hospitals.site_command("requests")
+    assert "this site takes at most 1" in hospitals.refusal_when_asked(hospitals.config(rounds=2))
 
     hospitals.decide(config, "north")
     request = hospitals.request(config)
@@ -762,12 +775,12 @@ def test_an_approval_for_what_the_site_refuses_and_a_changed_file_are_none(hospi
     content["settings"]["lr"] = 1.0
     request.write_text(json.dumps(content))
 
-    assert "this request of a run cannot be read" in hospitals.answer(config)
+    assert "this request of a run cannot be read" in hospitals.refusal_when_asked(config)
 
     request.unlink()
     request.mkdir()
 
-    assert "StateError (state-dir): its state" in hospitals.answer(config)
+    assert "StateError (state-dir): its state" in hospitals.refusal_when_asked(config)
 
 
 def test_requests_cannot_fill_a_disk_nor_come_of_other_defaults(hospitals, monkeypatch):
@@ -783,24 +796,26 @@ def test_requests_cannot_fill_a_disk_nor_come_of_other_defaults(hospitals, monke
             return config
         return signed(config, by=f"{name}:{key_as_text(JANE.public_key())}")
 
-    studies = hospitals.consent("north") / "studies"
-    assert "'8584f680', and '" in hospitals.answer(hospitals.config(), digest="8584f680")
+    studies = hospitals.own_folder("north") / "studies"
+    assert "'8584f680', and '" in hospitals.refusal_when_asked(
+        hospitals.config(), digest="8584f680"
+    )
     assert not [*studies.glob("*.json")]
 
     large = signed(hospitals.config(), purpose="x" * 100_000)
-    assert "more than 65536, for an operator to read" in hospitals.answer(large)
+    assert "more than 65536, for an operator to read" in hospitals.refusal_when_asked(large)
     # a signature does not cover itself
     padded = signed(hospitals.config())
     padded["study-signature"] += 100_000 * " "
-    assert "study-signature: not jane:" in hospitals.answer(padded)
+    assert "study-signature: not jane:" in hospitals.refusal_when_asked(padded)
     assert not [*studies.glob("*.json")]
 
     monkeypatch.setattr(consent, "MOST_REQUESTS", 2)
     hospitals.ask_and_decide(signed_by("jane", seed=0), "north")
     for signer in ("", "joan", "jane"):
         for seed in (1, 2):
-            assert WAITING in hospitals.answer(signed_by(signer, seed))
-        third = hospitals.answer(signed_by(signer, seed=3))
+            assert WAITING in hospitals.refusal_when_asked(signed_by(signer, seed))
+        third = hospitals.refusal_when_asked(signed_by(signer, seed=3))
         assert "2 requests of other runs wait" in third
 
     assert len([*studies.glob("*.json")]) == 1 + 3 * 2  # one approved, and two of each waiting
@@ -825,34 +840,34 @@ def test_nothing_hides_behind_a_long_value_and_a_new_key_is_said(hospitals, monk
     config = hospitals.config(metrics="auc", baselines="lg-fedavg")
     config = signed(config, purpose="x" * 2000, sites=hospitals.keys(*NAMES))
 
-    hospitals.answer(config)
+    hospitals.ask(config)
     lines = (
         "that key is new to this site\n(.*\n)*"
         ".*: in each round little; protected  all\n(.*\n)*"
         "    setting    metrics=auc\n"
     )
 
-    assert re.search(lines, hospitals.shown("requests"))
+    assert re.search(lines, hospitals.site_command("requests"))
 
     hospitals.decide(config, "north")
-    hospitals.answer(hospitals.study(metrics="auc", lr=0.5))
+    hospitals.ask(hospitals.study(metrics="auc", lr=0.5))
 
-    assert "that key has signed what was approved here" in hospitals.shown("requests")
+    assert "that key has signed what was approved here" in hospitals.site_command("requests")
 
 
 def test_a_bad_file_hides_no_other_request(hospitals):
     """One of two requests cannot be read; the other is shown in full, and can be denied."""
     config = hospitals.config(baselines="fedper", fedper__personal_layers=0)
-    hospitals.answer(config)
-    (hospitals.consent("north") / "studies" / "bad.json").write_text("{")
+    hospitals.ask(config)
+    (hospitals.own_folder("north") / "studies" / "bad.json").write_text("{")
 
-    shown = hospitals.shown("requests")
+    shown = hospitals.site_command("requests")
     assert "1 files in" in shown
     assert "leaves     FedPer: in each round all weights of the model\n" in shown
     assert "    setting    fedper.personal-layers=0\n" in shown
 
     hospitals.decide(config, "north", words="deny")
-    assert "denied at north" in hospitals.answer(config)
+    assert "denied at north" in hospitals.refusal_when_asked(config)
 
 
 # -- a study ---------------------------------------------------------------------------------------
@@ -865,21 +880,23 @@ def test_a_study_of_two_opens_no_file_at_the_third_or_of_another_key(hospitals, 
     assert clients_of(hospitals.federate(config)) == {"east", "north"}
     assert images_opened() > 0
     assert not [path for path in OPENED if "/south/data" in path]
-    assert "does not name south" in hospitals.answer(config, site="south")
+    assert "does not name south" in hospitals.refusal_when_asked(config, site="south")
 
     file = tmp_path / "heart.toml"
     file.write_text(in_lines(config))
-    said = hospitals.shown(f"approve {file}", status=1, site="south")
+    said = hospitals.site_command(f"approve {file}", status=1, site="south")
     assert "does not name south" in said
 
     souths_key_for_east = hospitals.keys("north", "south").replace("south:", "east:")
     config = signed(hospitals.config(), sites=souths_key_for_east)
     OPENED.clear()
 
-    assert "does not name east, or names another key of it" in hospitals.answer(config, site="east")
+    assert "does not name east, or names another key of it" in hospitals.refusal_when_asked(
+        config, site="east"
+    )
     assert_refused_before_anybody_asks(hospitals, config, "or names another key of it", "east")
     assert not [path for path in OPENED if "/east/data" in path]
-    assert WAITING in hospitals.answer(config)
+    assert WAITING in hospitals.refusal_when_asked(config)
 
 
 def test_a_study_ends_on_its_last_day(hospitals):
@@ -887,11 +904,11 @@ def test_a_study_ends_on_its_last_day(hospitals):
     config = signed(hospitals.config(), until=YESTERDAY)
     with pytest.raises(SettingsError, match="the study is over"):
         hospitals.federate(config)
-    assert "ended on" in hospitals.answer(config)
+    assert "ended on" in hospitals.refusal_when_asked(config)
     assert_refused_before_anybody_asks(hospitals, config, f"ended on {YESTERDAY}", "north")
 
     config = signed(hospitals.config(), until=str(TODAY))
-    assert WAITING in hospitals.answer(config)
+    assert WAITING in hospitals.refusal_when_asked(config)
 
 
 @pytest.mark.parametrize("protection", [
@@ -930,10 +947,12 @@ def assert_refused_before_anybody_asks(hospitals, config, why, site):
     file.write_text(in_lines(config))
 
     for command, status in (("check", 1), ("approve", 1), ("deny", 0)):
-        said = hospitals.shown(f"{command} {file}", status, site)
+        said = hospitals.site_command(f"{command} {file}", status, site)
         assert (why in said) is (status == 1)
 
-    assert re.search(f"this site refuses it: .*{why}", hospitals.shown("requests", site=site))
+    assert re.search(
+        f"this site refuses it: .*{why}", hospitals.site_command("requests", site=site)
+    )
 
 
 TWO_SIGNERS = f"jane:{'A' * 43}, mallory:{'B' * 43}"
@@ -960,7 +979,7 @@ def test_a_wrong_study_or_signature_is_refused_on_both_sides(wrong, text, hospit
 
     with pytest.raises(SettingsError, match=text):
         hospitals.federate(config)
-    assert re.search(text, hospitals.answer(config))
+    assert re.search(text, hospitals.refusal_when_asked(config))
 
 
 def test_who_calls_itself_by_the_name_of_another_site_is_not_that_site(hospitals):
@@ -976,15 +995,16 @@ def test_who_calls_itself_by_the_name_of_another_site_is_not_that_site(hospitals
     with pytest.raises(FederationError, match="does not name north, or names another key of it"):
         run_federation(config, nodes=thief)
 
-    cards = []
+    cards_of_north = []  # north is asked before the thief
 
     def forge_card(message, reply):
         if message.metadata.message_type != MessageType.QUERY:
             return reply
         if message.metadata.dst_node_id == NORTH:
-            cards.append(reply.content.config_records["site"])
-        if message.metadata.dst_node_id == 9:
-            card = ConfigRecord({**cards[0], "signature": JANE.sign(b"north").hex()})
+            cards_of_north.append(reply.content.config_records["site"])
+        if message.metadata.dst_node_id in thief:
+            false_signature = JANE.sign(b"north").hex()
+            card = ConfigRecord({**cards_of_north[0], "signature": false_signature})
             return Message(RecordDict({"site": card}), reply_to=message)
         return reply
 
@@ -1010,10 +1030,13 @@ def test_a_sum_is_with_no_other_than_sites_of_the_study(
     hospitals.ask_and_decide(config)
 
     def swap_keys(message, reply):
-        """Exchange north's two public keys of 32 bytes, which its signature comes after."""
+        """Put the first of north's three public keys behind the others; then comes a signature."""
         keys = reply.content.config_records[record]
-        signed_keys = keys["north"]
-        keys["north"] = signed_keys[32:PUBLIC] + signed_keys[:32] + signed_keys[PUBLIC:]
+        of_north = keys["north"]
+        first = of_north[:KEY]
+        others = of_north[KEY:PUBLIC]
+        signature = of_north[PUBLIC:]
+        keys["north"] = others + first + signature
         return reply
 
     tamper = when(swap_keys, stage, node=NORTH)
@@ -1039,7 +1062,7 @@ def test_a_sum_is_with_no_other_than_sites_of_the_study(
 
 def test_a_file_is_signed_by_ssh_key_and_shown_in_words(hospitals, tmp_path, capsys):
     """`protofl study sign` and `show`: unsigned, signed twice, changed after it, without a key."""
-    key = ssh_key(tmp_path)
+    key = write_ssh_key(tmp_path)
     file = tmp_path / "study.toml"
     file.write_text(
         'study = "heart"\nalgo = "fedtgp"\nrounds = 3\n'
@@ -1076,7 +1099,7 @@ def test_a_passphrase_that_cannot_be_asked_for_is_one_clear_error(
     package, why, tmp_path, monkeypatch
 ):
     """The environment need not have bcrypt, and a container without a terminal has no input."""
-    key = ssh_key(tmp_path)
+    key = write_ssh_key(tmp_path)
 
     def is_encrypted(content, password):
         raise TypeError("Key is password-protected, but password was not provided.")
@@ -1105,9 +1128,9 @@ def test_a_check_takes_a_study_and_says_if_it_names_the_site(hospitals, tmp_path
     file = tmp_path / "study.toml"
     for names, status in ((NAMES, 0), (("east",), 1)):
         file.write_text(f'{settings}study-sites = "{hospitals.keys(*names)}"\n')
-        sign = ("sign", file, "--key", ssh_key(tmp_path), "--by", "jane")
+        sign = ("sign", file, "--key", write_ssh_key(tmp_path), "--by", "jane")
         output(capsys, "study", *sign)
-        shown = hospitals.shown(f"check {file}", status=status)
+        shown = hospitals.site_command(f"check {file}", status=status)
         names_north = status == 0
         assert ("does not name north" in shown) is not names_north
         assert ("6 training and 2 test samples" in shown) is names_north
@@ -1116,7 +1139,7 @@ def test_a_check_takes_a_study_and_says_if_it_names_the_site(hospitals, tmp_path
     hospitals.north["peers"] = f"west:{'A' * 43}"
     file.write_text(f'{settings}study-sites = "{hospitals.keys(*NAMES)}"\n')
     output(capsys, "study", *sign)
-    assert "this site knows 0 of the others" in hospitals.shown(f"check {file}", status=1)
+    assert "this site knows 0 of the others" in hospitals.site_command(f"check {file}", status=1)
 
 
 def test_where_a_site_names_operators_only_their_signed_decisions_count(hospitals, tmp_path):
@@ -1124,73 +1147,73 @@ def test_where_a_site_names_operators_only_their_signed_decisions_count(hospital
 
     Jane's does, and changes of it on the disk, or of its line in the log, are found.
     """
-    key = ssh_key(tmp_path)
-    strangers = ssh_key(tmp_path, Ed25519PrivateKey.generate())
+    key = write_ssh_key(tmp_path)
+    strangers = write_ssh_key(tmp_path, Ed25519PrivateKey.generate())
     config = hospitals.config()
     study = Study.of(config).id
     hospitals.ask_and_decide(config, "north")  # before it named any
 
-    assert hospitals.answer(config) == ""
+    assert hospitals.refusal_when_asked(config) == ""
 
     hospitals.north["operators"] = f"omar:{'A' * 43}, jane:{key_as_text(JANE.public_key())}"
-    assert WAITING in hospitals.answer(config)
-    assert "WAITS since" in hospitals.shown("requests")
+    assert WAITING in hospitals.refusal_when_asked(config)
+    assert "WAITS since" in hospitals.site_command("requests")
 
     for options, why in (
         ("", "give --key, the SSH key of one of omar, jane"),
         (f"--key {strangers}", "is of none of operators (node config)"),
     ):
-        assert why in hospitals.shown(f"approve {study} {options}", status=1)
+        assert why in hospitals.site_command(f"approve {study} {options}", status=1)
 
     hospitals.decide(config, "north", words=f"approve --runs 2 --key {key}")
-    assert hospitals.answer(config) == ""
-    assert " by jane:" in hospitals.shown("requests")
-    assert ", runs 2, " in hospitals.shown("audit")
+    assert hospitals.refusal_when_asked(config) == ""
+    assert " by jane:" in hospitals.site_command("requests")
+    assert ", runs 2, " in hospitals.site_command("audit")
 
     # whoever writes to the folder cannot widen the approval, or make it another decision
     path = hospitals.request(config)
     approved = consent.read(path)
     for forged in ({"runs": 3}, {"code": "other"}, {"by": f"omar:{'A' * 43}"}, {"signature": ""}):
         consent.write(path, replace(approved, **forged))
-        assert WAITING in hospitals.answer(config)
+        assert WAITING in hospitals.refusal_when_asked(config)
     consent.write(path, approved)
 
-    assert hospitals.answer(config) == ""
+    assert hospitals.refusal_when_asked(config) == ""
 
     log = hospitals.log()
     (last,) = [entry for entry in hospitals.lines() if entry.get("signature")]
     rewritten = json.dumps(last | {"runs": 9})
     log.write_text(rewritten + "\n")
 
-    assert "line 1 is not what jane:" in hospitals.shown("audit", status=1)
+    assert "line 1 is not what jane:" in hospitals.site_command("audit", status=1)
 
     hospitals.decide(config, "north", words=f"deny --key {key}")
-    assert "denied at north" in hospitals.answer(config)
+    assert "denied at north" in hospitals.refusal_when_asked(config)
 
 
 def test_a_key_that_the_sites_user_cannot_read_comes_on_standard_input(
     hospitals, tmp_path, monkeypatch
 ):
     """Jane types commands as the SuperNode's user, who must not have her key in a file."""
-    key = ssh_key(tmp_path)
+    key = write_ssh_key(tmp_path)
     content = key.read_bytes()
     config = hospitals.config()
     study = Study.of(config).id
     hospitals.north["operators"] = f"jane:{key_as_text(JANE.public_key())}"
-    hospitals.answer(config)
+    hospitals.ask(config)
 
     def unreadable(path):
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "read_bytes", unreadable)
-        said = hospitals.shown(f"approve {study} --key {key}", status=1)
+        said = hospitals.site_command(f"approve {study} --key {key}", status=1)
     assert f"--key {key}: this user cannot read it; its owner hands it over" in said
 
     monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(content)))
     hospitals.decide(config, "north", words="approve --key -")
-    assert hospitals.answer(config) == ""
-    assert f" by jane:{key_as_text(JANE.public_key())}" in hospitals.shown("requests")
+    assert hospitals.refusal_when_asked(config) == ""
+    assert f" by jane:{key_as_text(JANE.public_key())}" in hospitals.site_command("requests")
 
 
 def test_what_an_operator_who_has_left_decided_is_told_to_the_others(hospitals, tmp_path):
@@ -1202,23 +1225,23 @@ def test_what_an_operator_who_has_left_decided_is_told_to_the_others(hospitals, 
     config = hospitals.config()
     jane = f"jane:{key_as_text(JANE.public_key())}"
     hospitals.north["operators"] = jane
-    hospitals.answer(config)
-    hospitals.decide(config, "north", words=f"deny --key {ssh_key(tmp_path)}")
+    hospitals.ask(config)
+    hospitals.decide(config, "north", words=f"deny --key {write_ssh_key(tmp_path)}")
 
     hospitals.north["operators"] = f"omar:{'A' * 43}"
-    hospitals.north["on-trouble"] = program(tmp_path, f'echo "$@" >> {told}')
-    answer = hospitals.answer(config)
+    hospitals.north["on-trouble"] = write_program(tmp_path, f'echo "$@" >> {told}')
+    answer = hospitals.refusal_when_asked(config)
 
     assert WAITING in answer
     assert "no operator of today has signed a decision" in answer
     assert told.read_text() == "refused\n"
 
-    shown = hospitals.shown("requests")
+    shown = hospitals.site_command("requests")
     assert "WAITS since" in shown
     assert re.search(f"denied .* by {jane}, which counts no more, as it lacks the signature", shown)
 
 
-def ssh_key(folder, key=JANE):
+def write_ssh_key(folder, key=JANE):
     """Write somebody's private key as `ssh-keygen` does, and return the file."""
     file = folder / f"{key_as_text(key.public_key())}.ssh"
     pem = key.private_bytes(form.Encoding.PEM, form.PrivateFormat.OpenSSH, form.NoEncryption())
@@ -1233,7 +1256,7 @@ def test_a_signature_serves_one_study_one_run_and_one_algorithm_only(hospitals):
     keys = bytes(PUBLIC)  # of a secure sum; zeros do as well
     purpose = text_to_sign("fedproto", 2, keys)
 
-    key = consent.site_key(hospitals.consent("north"))
+    key = consent.site_key(hospitals.own_folder("north"))
     signature = key.sign(about_site(heart, "north", 7, purpose))
 
     assert is_from_site(heart, "north", 7, purpose, signature)
@@ -1246,11 +1269,11 @@ def test_a_signature_serves_one_study_one_run_and_one_algorithm_only(hospitals):
 
 def test_half_a_key_is_damaged(hospitals):
     """A site whose key file is cut short says so, and makes no new key by itself."""
-    consent.site_key(hospitals.consent("north"), make=True)
-    (hospitals.consent("north") / "site.key").write_text("ab")
+    consent.site_key(hospitals.own_folder("north"), make=True)
+    (hospitals.own_folder("north") / "site.key").write_text("ab")
 
     damaged = "site.key is damaged; restore it, or remove it for a new key"
-    assert damaged in hospitals.shown("key", status=1)
+    assert damaged in hospitals.site_command("key", status=1)
 
 
 def test_a_study_does_not_go_on_from_another_studys_model(hospitals):
@@ -1304,7 +1327,7 @@ def test_a_server_that_shows_each_site_a_few_others_gets_no_sum(hospitals, monke
 
 
 # -- the audit log ---------------------------------------------------------------------------------
-def log_with(folder, lines):
+def write_log(folder, lines):
     """Write an audit log of so many lines into a folder, and return the file."""
     for number in range(lines):
         audit.append(folder, study="s", kind="train", round=number, sent={"report": 8}, sha256="0")
@@ -1341,13 +1364,13 @@ TAMPERINGS = {
 @pytest.mark.parametrize("tampering", TAMPERINGS)
 def test_a_log_that_somebody_changed_is_found_out(tampering, hospitals):
     """Each line has the hash of the one before it, so every change but a cut end shows."""
-    log = log_with(hospitals.consent("north"), 6)
-    hospitals.shown("audit")
+    log = write_log(hospitals.own_folder("north"), 6)
+    hospitals.site_command("audit")
     change, line = TAMPERINGS[tampering]
     log.write_text("".join(change(log.read_text().splitlines(keepends=True))))
 
     for command in ("audit", "audit --json"):
-        assert f"line {line} " in hospitals.shown(command, status=1)
+        assert f"line {line} " in hospitals.site_command(command, status=1)
 
 
 def test_what_was_cut_off_is_found_by_comparison_with_what_the_server_has_seen(hospitals):
@@ -1368,12 +1391,12 @@ def test_what_was_cut_off_is_found_by_comparison_with_what_the_server_has_seen(h
         encoding="utf-8",
     )
     for other in (outcome.folder, outcome.folder / METRICS, hostile):
-        nothing = hospitals.shown(f"audit --against {other}", status=1)
+        nothing = hospitals.site_command(f"audit --against {other}", status=1)
         assert "nothing was compared" in nothing
 
     shutil.rmtree(outcome.folder)  # the witness outlives the run
     against = f"audit --against {heads}"
-    shown = hospitals.shown(against)
+    shown = hospitals.site_command(against)
 
     assert f"and all 3 that {heads} has seen are there" in shown
     *_, trained = [line for line in shown.splitlines() if "kind train," in line]
@@ -1385,9 +1408,9 @@ def test_what_was_cut_off_is_found_by_comparison_with_what_the_server_has_seen(h
     *all_but_last, _last = log.read_text().splitlines(keepends=True)
     log.write_text("".join(all_but_last))
 
-    hospitals.shown("audit")  # alone the log shows nothing wrong
+    hospitals.site_command("audit")  # alone the log shows nothing wrong
 
-    (wrong,) = json.loads(hospitals.shown(f"{against} --json", status=1))["wrong"]
+    (wrong,) = json.loads(hospitals.site_command(f"{against} --json", status=1))["wrong"]
     run = outcome.folder.name
 
     assert wrong.startswith(f"{run}, round 2: the server has seen a line that the log lacks")
@@ -1413,11 +1436,11 @@ def test_a_site_whose_folder_is_older_than_the_servers_memory_answers_no_round(
     assert lacking in failure_of_north(hospitals, config | {"run-name": "three"}, run_id=3)
 
     # an empty folder with the old key
-    key = (hospitals.consent("north") / consent.KEY_FILE).read_text()
+    key = (hospitals.own_folder("north") / consent.KEY_FILE).read_text()
     shutil.rmtree(hospitals.state("north"))
-    hospitals.consent("north").mkdir(parents=True)
-    (hospitals.consent("north") / consent.KEY_FILE).write_text(key)
-    hospitals.answer(config)
+    hospitals.own_folder("north").mkdir(parents=True)
+    (hospitals.own_folder("north") / consent.KEY_FILE).write_text(key)
+    hospitals.ask(config)
     hospitals.decide(config, "north")
 
     assert lacking in failure_of_north(hospitals, config | {"run-name": "four"}, run_id=4)
@@ -1451,14 +1474,14 @@ def test_a_server_that_lies_about_a_log_stops_itself_and_nothing_else(hospitals)
     for head in false_heads:
         content = RecordDict({**message.content, SEEN: ConfigRecord({"north": head})})
         lie = Message(content, NORTH, MessageType.TRAIN)
-        assert f"{SEEN}.north" in reason_in(grid.asked(lie)), head
+        assert f"{SEEN}.north" in reason_in(grid.ask(lie)), head
 
     assert not [path for path in OPENED if str(hospitals.folder / "north" / "data") in path]
     changed = files_in(hospitals.state("north")) - files
     names = {path.name for path, _ in changed}
 
     assert names <= {audit.FILE, "refusals.json", hospitals.request(config).name}
-    assert reason_in(grid.asked(message)) == ""
+    assert reason_in(grid.ask(message)) == ""
 
 
 def files_in(folder):
@@ -1491,7 +1514,7 @@ def test_refusals_do_not_fill_the_log_and_what_it_lacks_stays(hospitals, monkeyp
     monkeypatch.setattr(audit, "MOST_REFUSALS", 2)
 
     def reasons_for(configs):
-        return [hospitals.answer(config) for config in configs]
+        return [hospitals.refusal_when_asked(config) for config in configs]
 
     first = hospitals.config(seed=0)
     waiting = reasons_for(11 * [first])
@@ -1502,7 +1525,8 @@ def test_refusals_do_not_fill_the_log_and_what_it_lacks_stays(hospitals, monkeyp
     waiting += reasons_for([hospitals.config(seed=1), hospitals.config(seed=2)])
 
     assert all(f"{WAITING} at north: a run" in reason for reason in waiting)
-    assert "rounds = 3000" in too_long[0]
+    (reason_of_too_long,) = too_long
+    assert "rounds = 3000" in reason_of_too_long
     for reason in unsaid:
         assert "more than 2 refusals today; the log of the site says more" in reason
     assert not problems_in(hospitals.log())
@@ -1516,18 +1540,18 @@ def test_refusals_do_not_fill_the_log_and_what_it_lacks_stays(hospitals, monkeyp
         of_first + of_too_long + of_unsaid + of_other_seeds
     )
     assert {*waiting, *too_long, *unsaid} == {entry["refused"] for entry in lines}
-    assert ", times 8" in hospitals.shown("audit")
+    assert ", times 8" in hospitals.site_command("audit")
 
     # a day later
     monkeypatch.setattr(audit, "date", SimpleNamespace(today=lambda: TODAY + timedelta(days=1)))
-    assert "rounds = 5000" in hospitals.answer(most)
+    assert "rounds = 5000" in hospitals.refusal_when_asked(most)
 
     # the clock goes back
     monkeypatch.setattr(audit, "datetime", SimpleNamespace(now=lambda: datetime(2000, 1, 1)))
-    assert "rounds = 4000" in hospitals.answer(hospitals.config(rounds=4000))
+    assert "rounds = 4000" in hospitals.refusal_when_asked(hospitals.config(rounds=4000))
 
-    since_today = hospitals.shown(f"audit --since {TODAY}")
-    since_tomorrow = hospitals.shown(f"audit --since {TOMORROW}")
+    since_today = hospitals.site_command(f"audit --since {TODAY}")
+    since_tomorrow = hospitals.site_command(f"audit --since {TOMORROW}")
 
     assert "rounds = 4000" in since_today
     # a line with an earlier time than one before it is shown, whatever the day
@@ -1536,11 +1560,12 @@ def test_refusals_do_not_fill_the_log_and_what_it_lacks_stays(hospitals, monkeyp
 
 def test_a_log_survives_a_kill_in_the_middle_of_a_line(tmp_path):
     """Half a line at the end is reported, and the next entry takes its place."""
-    path = log_with(tmp_path, 3)
+    path = write_log(tmp_path, 3)
     path.write_text(path.read_text() + '{"time": "2026')
     cut_short = "line 4 is no whole line of the log: cut short by a full disk or a kill"
 
-    assert cut_short in problems_in(path)[0]
+    (problem,) = problems_in(path)
+    assert cut_short in problem
 
     audit.append(tmp_path, study="s", decision="approved")
 
@@ -1553,7 +1578,7 @@ def test_what_cannot_be_recorded_does_not_leave(hospitals, monkeypatch):
     config = hospitals.config()
     hospitals.ask_and_decide(config, "north")
 
-    assert hospitals.answer(config) == ""
+    assert hospitals.refusal_when_asked(config) == ""
 
     def fail_for_the_log(descriptor):
         if os.readlink(f"/proc/self/fd/{descriptor}").endswith(audit.FILE):
@@ -1561,8 +1586,8 @@ def test_what_cannot_be_recorded_does_not_leave(hospitals, monkeypatch):
 
     with monkeypatch.context() as patched:
         patched.setattr(audit.os, "fsync", fail_for_the_log)
-        reason = hospitals.answer(config)
+        reason = hospitals.refusal_when_asked(config)
 
     assert "AuditError (state-dir): its audit log cannot be written" in reason
     assert hospitals.capsys.readouterr().err.count("sent site") == 1
-    assert hospitals.answer(config) == ""
+    assert hospitals.refusal_when_asked(config) == ""

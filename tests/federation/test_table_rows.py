@@ -86,12 +86,13 @@ def runs_of(table):
 
     Runs that an earlier table has had are left out.
     """
-    cells = plan(table, seeds=(1,))
-    first = cells[0]
+    seed = 1
+    cells = plan(table, seeds=(seed,))
+    first, *_others = cells
     cells_of_run = {}
     runs = {}
     for cell in cells:
-        run = cell.runs[1]
+        run = cell.runs[seed]
         cells_of_run.setdefault(run.name, []).append(cell)
         if cell.row == first.row or cell.column == first.column:
             runs[run.name] = run

@@ -16,7 +16,7 @@ import pytest
 
 from protofl_common.config.options import SettingsError
 from server_app.callbacks.trackers import UserCallback, accuracies, other_figures, tracker
-from tests.support.accidents import stop
+from tests.support.accidents import run_until_stopped
 from tests.support.harness import (
     federate,
     refusal,
@@ -63,7 +63,7 @@ class Fake:
     finish = end_run
 
 
-def wanted(run):
+def figures_wanted(run):
     """Return round -> the figures that a tracker must get of it.
 
     Accuracies belong to the round after which they were measured, all else to the round itself.
@@ -83,7 +83,7 @@ def test_every_round_arrives_and_nothing_of_a_single_client(name, tmp_path, monk
     monkeypatch.setitem(sys.modules, name, fake)
     run = federate(tmp_path, clients=2, callback=name, **SMALL)
 
-    assert fake.figures == wanted(run)
+    assert fake.figures == figures_wanted(run)
     assert fake.started == ["one"]
     assert fake.ended == 1
     assert fake.config["algo"] == "fedproto"
@@ -150,7 +150,7 @@ def test_the_real_trackers_store_every_rounds_mean(name, tmp_path, monkeypatch):
         monkeypatch.setenv(variable, value)  # before the import, which reads it
     pytest.importorskip(name)
 
-    figures = wanted(federate(tmp_path, clients=2, callback=name, **SMALL))
+    figures = figures_wanted(federate(tmp_path, clients=2, callback=name, **SMALL))
 
     # before the first round, and after each of two
     means = {number: figures[number]["accuracy/head/mean"] for number in range(3)}
@@ -233,6 +233,6 @@ def test_a_resumed_run_has_each_round_once_in_tensorboard(tmp_path):
     """The server dies in round 2 before its checkpoint, so that the round is made again."""
     pytest.importorskip("tensorboard")
     config = run_config(tmp_path, **EVENTS)
-    stop(config, "before the checkpoint", 2)
+    run_until_stopped(config, "before the checkpoint", number=2)
 
     assert_complete(run_federation(config | {"resume": True}, clients=4, run_id=7))

@@ -20,7 +20,7 @@ from protofl_common.runs.folder import BEST, WEIGHTS
 from protofl_common.runs.over_clients import over_clients
 from protofl_common.tools.tables.figure import Figure
 from tests.support.accidents import Killed, on_message
-from tests.support.commands import exported, output
+from tests.support.commands import export_model, output
 from tests.support.harness import RUN_ID, federate, run_config, run_federation
 from tests.support.plain import assert_equal
 from tests.support.results import without_times
@@ -122,7 +122,7 @@ def test_clients_too_small_for_validation_are_told(tmp_path, capsys):
     assert outcome.summary["best-accuracy"]["head"]["chosen-on"] == "validation"
 
 
-def planted_config(folder, **settings):
+def write_planted(folder, **settings):
     """Write the tables of two sites, and return the settings of a run on them.
 
     Validation samples have the label of the other class, so the better a model is on test data,
@@ -155,11 +155,11 @@ def planted_config(folder, **settings):
 
 
 def run_planted(folder, **settings):
-    """Run on the tables of `planted_config` at both sites."""
-    return run_federation(planted_config(folder, **settings), nodes=north_and_south(folder))
+    """Run on the tables of `write_planted` at both sites."""
+    return run_federation(write_planted(folder, **settings), nodes=north_and_south(folder))
 
 
-def best_of_run(outcome, where):
+def best_round_of(outcome, where):
     """Return after which round the mean accuracy of the clients was highest, the first of several.
 
     ``where`` is ``accuracy`` (on test data) or ``validation``. Row 0 is evaluated before training.
@@ -168,7 +168,7 @@ def best_of_run(outcome, where):
     return means.index(max(means))
 
 
-def kept(folder, site="north", file_name=BEST):
+def kept_model(folder, site="north", file_name=BEST):
     """Return the best model that a site has kept of its only run, or another that it has stored."""
     (file,) = folder.glob(f"{site}/mine-*/clients/{site}/{file_name}")
     return TrainedModel.read(file)
@@ -200,9 +200,9 @@ def test_validation_data_decide(algo, scripted, tmp_path, monkeypatch, capsys):
 
     # all rounds: the best on validation data is not the best on test data
     whole = run_planted(tmp_path / "whole", algo=algo)
-    best = best_of_run(whole, "validation")
+    best = best_round_of(whole, "validation")
 
-    assert best_of_run(whole, "accuracy") > best + 2
+    assert best_round_of(whole, "accuracy") > best + 2
 
     mean = whole.rows[best]["accuracy"]["head"]["mean"]
     found = whole.summary["best-accuracy"]["head"]
@@ -213,7 +213,7 @@ def test_validation_data_decide(algo, scripted, tmp_path, monkeypatch, capsys):
 
     # stopped once two evaluations were no better than the best; each is of the round before
     stopped = run_planted(tmp_path / "stopped", algo=algo, early_stopping=2)
-    last = best + 3
+    last = best + 2 + 1
 
     assert stopped.per_row("round") == [*range(1, last + 1), last]
     assert stopped.rows[-1]["evaluated-after-round"] == last
@@ -228,7 +228,7 @@ def test_validation_data_decide(algo, scripted, tmp_path, monkeypatch, capsys):
     # the model that is kept is that of the best round
     accuracy = whole.rows[best]["clients"]["north"]["accuracy"]["head"]
     for run in (tmp_path / "whole", tmp_path / "stopped"):
-        card = kept(run).card
+        card = kept_model(run).card
         assert card.round == best
         assert (card.chosen_on, card.calibrated_on) == ("validation", "validation")
         assert card.accuracy["head"] == accuracy
@@ -236,15 +236,15 @@ def test_validation_data_decide(algo, scripted, tmp_path, monkeypatch, capsys):
     if best:  # a run of so many rounds ends with that model
         until = run_planted(tmp_path / "until", algo=algo, rounds=best)
         assert until.rows[-1]["evaluated-after-round"] == best
-        last_model = kept(tmp_path / "until", file_name=WEIGHTS)
-        assert_equal(last_model.weights, kept(tmp_path / "whole").weights)
+        last_model = kept_model(tmp_path / "until", file_name=WEIGHTS)
+        assert_equal(last_model.weights, kept_model(tmp_path / "whole").weights)
 
 
 @pytest.mark.parametrize(("kind", "number"), [(MessageType.TRAIN, 2), (MessageType.EVALUATE, None)])
 def test_early_stopping_and_the_kept_model_survive_a_stop(kind, number, tmp_path):
     """The server is killed in the second round, or in the final evaluation."""
     wanted = run_planted(tmp_path / "whole", early_stopping=2)
-    config = planted_config(tmp_path / "stopped", early_stopping=2)
+    config = write_planted(tmp_path / "stopped", early_stopping=2)
     nodes = north_and_south(tmp_path / "stopped")
 
     killed_in = number or wanted.summary["rounds"]
@@ -255,8 +255,8 @@ def test_early_stopping_and_the_kept_model_survive_a_stop(kind, number, tmp_path
 
     assert without_times(found.rows) == without_times(wanted.rows)
     assert found.summary["best-round"] == wanted.summary["best-round"]
-    assert kept(tmp_path / "stopped").card == kept(tmp_path / "whole").card
-    assert_equal(kept(tmp_path / "whole").weights, kept(tmp_path / "stopped").weights)
+    assert kept_model(tmp_path / "stopped").card == kept_model(tmp_path / "whole").card
+    assert_equal(kept_model(tmp_path / "whole").weights, kept_model(tmp_path / "stopped").weights)
 
 
 def test_keeping_the_best_model_changes_nothing_and_needs_no_validation_data(tmp_path, capsys):
@@ -276,10 +276,10 @@ def test_keeping_the_best_model_changes_nothing_and_needs_no_validation_data(tmp
     assert "chosen on test data" in page(RecordedRun(plain.folder))
 
     best = keeping.summary["best-round"]
-    assert best == {"metric": "head", "after": best_of_run(keeping, "accuracy"), "on": "test"}
+    assert best == {"metric": "head", "after": best_round_of(keeping, "accuracy"), "on": "test"}
     assert not list(plain.folder.glob(f"clients/*/{BEST}"))
 
-    model = exported(keeping.folder, tmp_path / "model", "site-1", "--best")
+    model = export_model(keeping.folder, tmp_path / "model", "site-1", "--best")
 
     chosen = f"after round {best['after']}, chosen as the best on test data"
     assert chosen in capsys.readouterr().out
@@ -391,7 +391,7 @@ def test_every_algorithm_stops_early_and_keeps_its_best_model(algo, tmp_path):
     assert [model.card.round for model in models] == [best["after"]] * 3
 
 
-def uneven(folder, counts, nodes=None, **settings):
+def run_with_class_sizes(folder, counts, nodes=None, **settings):
     """Make a run of one round of FedProto on a table with so many samples of two classes."""
     file = folder / "data.npz"
     labels = np.repeat([0, 1], counts)
@@ -416,7 +416,7 @@ def test_balanced_accuracy_stands_everywhere(tmp_path, capsys, monkeypatch):
     figures = {"Metrics": (charts.metrics,)}  # all take seconds
     monkeypatch.setattr("protofl_common.report.page.FIGURES", figures)
 
-    outcome = uneven(tmp_path, (130, 60))
+    outcome = run_with_class_sizes(tmp_path, (130, 60))
 
     metrics = outcome.summary["metrics"]
     assert set(metrics) == {"prototype/balanced-accuracy", name}
@@ -434,10 +434,12 @@ def test_balanced_accuracy_stands_everywhere(tmp_path, capsys, monkeypatch):
 )
 def test_even_or_hidden_classes_have_no_balanced_accuracy(most, settings, tmp_path):
     """Not with 120 samples beside 60, nor where protections hide how many there are of each."""
-    assert not uneven(tmp_path, (most, 60), **settings).summary["metrics"]
+    assert not run_with_class_sizes(tmp_path, (most, 60), **settings).summary["metrics"]
 
 
 def test_no_site_with_an_operator_sends_balanced_accuracy_unasked(tmp_path):
     own = {"dataset": "arrays", "data-dir": str(tmp_path / "data.npz"), "classes": "a,b"}
     nodes = {1000 + n: {"site-name": f"site-{n}", "arch": "mlp-1", **own} for n in range(2)}
-    assert not uneven(tmp_path, (130, 60), nodes, partition="own", num_clients=2).summary["metrics"]
+    assert not run_with_class_sizes(
+        tmp_path, (130, 60), nodes, partition="own", num_clients=2
+    ).summary["metrics"]

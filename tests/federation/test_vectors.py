@@ -91,12 +91,13 @@ def test_the_gaussian_head_of_vectors_is_that_of_the_images(protection, sites):
 
     assert_same_models(sites)
 
-    predicted = []
+    predicted = {}
     for kind, inputs in (("images", sites.images), ("vectors", sites.vectors)):
-        predictor = Predictor(sites.models(kind)[0])
-        predicted.append([prediction.label for prediction in predictor.predict(inputs[:60])])
+        of_east, *_others = sites.models(kind)
+        predictor = Predictor(of_east)
+        predicted[kind] = [prediction.label for prediction in predictor.predict(inputs[:60])]
 
-    assert predicted[0] == predicted[1]
+    assert predicted["images"] == predicted["vectors"]
 
 
 def test_mpft_of_vectors_is_that_of_the_images(sites):

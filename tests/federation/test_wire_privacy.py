@@ -49,6 +49,8 @@ from tests.support.hostile import ATTACKS
 from tests.support.sites import real_sites
 
 CLIENTS, ROUNDS = 3, 2
+NODE = 7
+"""Flower's number of a site that is asked alone."""
 
 
 def small_config(folder, algo, **settings):
@@ -329,7 +331,7 @@ def honest(tmp_path_factory):
 
 def assert_found_out(honest, kind, change, found, folder):
     """`assert_private` fails for an honest run's reply with this change, and says ``found``."""
-    message, reply = honest.exchanged(kind)[0]
+    (message, reply), *_of_other_clients = honest.exchanged(kind)
     sent = change(message, Message(deepcopy(reply.content), reply_to=message))
     grid = SimpleNamespace(log=[(message, sent)], run_config=honest.grid.run_config)
     with pytest.raises(AssertionError, match=found):
@@ -386,7 +388,7 @@ METRICS = ("auc", *(f"recall/{label}" for label in range(10)))
 
 
 @pytest.fixture(scope="module")
-def asked(tmp_path_factory):
+def run_asking_for(tmp_path_factory):
     """Make the runs of `ASKED` with FedProto: together they ask for all that a client may tell."""
     small = {"models": "mlp-1", "feature_dim": 16, "test_samples": 20}
     outcomes = {}
@@ -397,26 +399,26 @@ def asked(tmp_path_factory):
     return outcomes
 
 
-def test_every_record_that_a_client_can_send_is_read(asked):
+def test_every_record_that_a_client_can_send_is_read(run_asking_for):
     """Runs with all protections have every kind of message and every record, and no other.
 
     So a new handler, record or number fails here, or in its algorithm's test, until it is declared.
     """
-    records_of = {}  # kind of message -> names of the records in replies
-    for outcome in asked.values():
+    records_sent = {}
+    for outcome in run_asking_for.values():
         for message, reply in outcome.grid.log:
             kind = message.metadata.message_type
             text = bytes_of(reply.content)
             baseline = message.content.config_records.get("baseline", {"algo": "fedproto"})
             names, _ = read_anew(str(baseline["algo"]), kind, text, METRICS)
-            records_of.setdefault(kind, set()).update(names)
+            records_sent.setdefault(kind, set()).update(names)
             assert_no_local_paths(outcome, outcome.folder.parent.parent, text)
     for row in CATALOG.values():
-        records_of[MessageType.TRAIN].update(row.exchange.up)
+        records_sent[MessageType.TRAIN].update(row.exchange.up)
 
     handlers = {name.removesuffix(".default") for name in client_module.app._registered_funcs}
     assert handlers == set(RECORDS)
-    assert records_of == RECORDS
+    assert records_sent == RECORDS
 
 
 @pytest.mark.parametrize(
@@ -427,10 +429,10 @@ def test_every_record_that_a_client_can_send_is_read(asked):
     ],
 )
 def test_under_differential_privacy_replies_tell_no_losses_and_no_classes(
-    what, present, uploaded, asked
+    what, present, uploaded, run_asking_for
 ):
     """An introduction names all classes, or none with secure aggregation; ledgers are by sample."""
-    for message, reply in asked[what].grid.log:
+    for message, reply in run_asking_for[what].grid.log:
         kind = message.metadata.message_type
         names, arrays = read_anew("fedproto", kind, bytes_of(reply.content))
         if names == {"site"}:
@@ -444,12 +446,12 @@ def test_under_differential_privacy_replies_tell_no_losses_and_no_classes(
         if kind == MessageType.TRAIN:
             assert names == uploaded
 
-    accounts = list(asked[what].folder.parent.parent.glob("private-disk-*/privacy/*.json"))
+    accounts = list(run_asking_for[what].folder.parent.parent.glob("private-disk-*/privacy/*.json"))
     assert len(accounts) == 2 * CLIENTS  # of the client's name, and of its data
 
     for account in accounts:
         (spent,) = json.loads(account.read_text()).values()
-        for _, _, unit, times in spent:
+        for _rate, _noise, unit, times in spent:
             assert isinstance(times, int)
             assert unit == "sample"
 
@@ -463,10 +465,10 @@ def sent_means(outcome):
     return np.concatenate(numbers)
 
 
-def test_class_means_under_differential_privacy_are_not_the_true_ones(asked):
+def test_class_means_under_differential_privacy_are_not_the_true_ones(run_asking_for):
     """With 40 samples even an ε of 50 leaves much noise in every number of a prototype."""
-    true = sent_means(asked["nothing"])
-    noisy = sent_means(asked["noise"])
+    true = sent_means(run_asking_for["nothing"])
+    noisy = sent_means(run_asking_for["noise"])
 
     assert np.abs(noisy).mean() > 0.1
     # a few numbers in float32 are equal by chance
@@ -490,13 +492,13 @@ def test_an_error_says_its_kind_and_nothing_of_the_data(kind, tmp_path, monkeypa
     """Whatever fails, in whatever part of a round, at a site with an operator."""
     # the checkout's own state-dir would count the refusals of all tests of a day
     node = {"site-name": "north", "state-dir": str(tmp_path)}
-    grid = LocalGrid(run_config(tmp_path), {7: node})
-    name = "north" if kind == MessageType.QUERY else ""
+    grid = LocalGrid(run_config(tmp_path), {NODE: node})
+    name = "north" if kind == MessageType.QUERY else ""  # an introduction alone names the site
 
     for error, said in SAID.items():
         for module in (client_module, introduction, secure_sum, trained_model):
             monkeypatch.setattr(module, "open_client", MagicMock(side_effect=error(SECRET)))
-        reply = grid.asked(Message(RecordDict(), 7, kind, group_id="1"))
+        reply = grid.ask(Message(RecordDict(), NODE, kind, group_id="1"))
         line = f"{error.__name__}: {said}; the log of the site says more"
         assert reply.error.reason == pack_refusal(Refusal(line, site=name))
 
@@ -525,7 +527,7 @@ def test_an_error_names_no_file_of_a_site_and_no_folder(tmp_path, monkeypatch, c
 # -- small classes --------------------------------------------------------------------------------
 
 
-def unequal(folder, algo, least, node=None, **settings):
+def run_of_unequal_sites(folder, algo, least, node=None, **settings):
     """Make a run of three sites that have some classes of one sample and some of many.
 
     ``least`` is the run's min-class-samples, and ``node`` stands in every node config.
@@ -561,7 +563,7 @@ def test_nothing_is_told_of_classes_with_few_samples(algo, tmp_path):
     class has several prototypes, each is of a cluster of six samples or more.
     """
     least = 6
-    outcome = unequal(tmp_path, algo, 2, {"min-class-samples": least})
+    outcome = run_of_unequal_sites(tmp_path, algo, least=2, node={"min-class-samples": least})
 
     assert not outcome.trouble
 
@@ -613,7 +615,7 @@ def test_a_client_without_a_large_class_says_so_at_once(tmp_path):
     assert client_of(config, **{"site-name": "north"}).stated_samples == 0
     for algo in ("fedproto", "fedavg"):
         with pytest.raises(Exception, match="min-class-samples = 999: this client has no class"):
-            unequal(tmp_path, algo, 999)
+            run_of_unequal_sites(tmp_path, algo, least=999)
 
 
 @pytest.mark.parametrize("least", [3, 25])
@@ -623,9 +625,9 @@ def test_recalls_of_classes_with_few_test_samples_do_not_leave(least, tmp_path):
     Where all small classes together have so few, the smallest of the others is left out, too.
     """
     sizes = {"total_samples": 1500, "test_samples": 240, "alpha": 0.3}
-    outcome = unequal(tmp_path, "fedproto", least, metrics="recall,auc", **sizes)
+    outcome = run_of_unequal_sites(tmp_path, "fedproto", least, metrics="recall,auc", **sizes)
 
-    recalls_seen = 0
+    recalls_told = 0
     introductions = CLIENTS  # come first
     for message, reply in outcome.grid.log[introductions:]:
         report = reply.content["report"]
@@ -635,9 +637,9 @@ def test_recalls_of_classes_with_few_test_samples_do_not_leave(least, tmp_path):
         smallest_told = large[0]  # all classes are told of, or all but the smallest
         assert told == {str(label) for label in range(10) if counts[label] >= smallest_told}
         assert ("metrics.head/auc" in report) == (len(told) > 1)
-        recalls_seen += len(told)
+        recalls_told += len(told)
 
-    assert recalls_seen
+    assert recalls_told
 
 
 @pytest.mark.parametrize(("least", "test_samples"), [(2, 19), (25, 24)])
@@ -655,7 +657,7 @@ def test_no_figure_of_few_samples_leaves_and_the_run_does_without(least, test_sa
         "report": True,
         "rounds": 2,
     }
-    outcome = unequal(tmp_path, "fedproto", least, **settings)
+    outcome = run_of_unequal_sites(tmp_path, "fedproto", least, **settings)
 
     assert not outcome.trouble
     assert outcome.summary["accuracy"] == outcome.summary["metrics"] == {}

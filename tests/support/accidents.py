@@ -79,7 +79,7 @@ PLACES = (TRAINING, *CALLS)
 """Places of a round at which a server may die."""
 
 
-def stop(config: dict[str, Any], place: str, number: int, run_id: int = 1) -> None:
+def run_until_stopped(config: dict[str, Any], place: str, number: int, run_id: int = 1) -> None:
     """Run until the server dies at one of `PLACES` of round ``number``.
 
     At the place `FINAL` it dies in the final evaluation after so many rounds.
@@ -118,7 +118,7 @@ def a_round_late(
     """Let a node's reply in these rounds arrive while the next round waits for another client.
 
     ``rounds``: their digits, so ``"13"`` is rounds 1 and 3. ``grids`` has the grid of the run once
-    it has started. ``asks`` is the kind of the message during which the reply arrives.
+    it has started. ``asks`` is the kind of the next round's message at which the reply arrives.
     """
     held: list[Message] = []
 

@@ -36,7 +36,7 @@ def in_one_line(settings: Mapping[str, object]) -> str:
     return " ".join(f"{key}={json.dumps(value)}" for key, value in settings.items())
 
 
-def exported(run: Path, out: Path, site: str = "site-0", *more: str) -> Path:
+def export_model(run: Path, out: Path, site: str = "site-0", *more: str) -> Path:
     """Export the model of a site, with further words of the command; return its folder, ``out``."""
     assert main(["export", str(run), "--site", site, "--out", str(out), *more]) == 0
     return out
@@ -55,7 +55,7 @@ def cells_of(printed: str) -> list[list[str]]:
     return [[cell.strip() for cell in line] for line in lines]
 
 
-def told(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+def json_printed(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
     """Run a command with ``--json``; return the object that it prints, which fits the schema.
 
     Its exit status may be any.

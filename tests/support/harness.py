@@ -92,7 +92,7 @@ class LocalGrid(ProductGrid):
                 self._ready[message_id] = reply
         return ids
 
-    def asked(self, message: Message) -> Message:
+    def ask(self, message: Message) -> Message:
         """Send one message, and return the honest reply to it."""
         self.push_messages([message])
         return self.log[-1][1]

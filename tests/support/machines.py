@@ -149,8 +149,8 @@ class Machines:
                     self.serve(machine, block.text)
         self.wait_for(self.door)
 
-    def end_of(self, machine: str, text: str, log: Path) -> tuple[int, str]:
-        """Return the exit status and the output of a service that ends by itself in a minute."""
+    def run_until_it_ends(self, machine: str, text: str, log: Path) -> tuple[int, str]:
+        """Start a service that ends by itself in a minute; return its exit status and output."""
         with self._started(machine, text, log) as service:
             status = service.wait(timeout=60)
         return status, log.read_text()

@@ -21,12 +21,12 @@ def operators(folder: Path, nodes: Mapping[str, str]) -> AbstractContextManager[
     """
 
     def approve(site: str, study: str) -> None:
-        done(folder, "approve", study, "--node-config", nodes[site])
+        run_site_command(folder, "approve", study, "--node-config", nodes[site])
 
     return approving({site: folder / site / "state" / "sites" / site for site in nodes}, approve)
 
 
-def study(folder: Path, name: str, sites: Mapping[str, str], **changes: Scalar) -> Path:
+def write_study(folder: Path, name: str, sites: Mapping[str, str], **changes: Scalar) -> Path:
     """Write a study that Jane has signed, and return its file.
 
     Its run, ``name``, keeps what strict sites demand. ``sites``: site -> ``name:public key``.
@@ -69,6 +69,6 @@ def study(folder: Path, name: str, sites: Mapping[str, str], **changes: Scalar) 
     return file
 
 
-def done(folder: Path, *words: str) -> str:
+def run_site_command(folder: Path, *words: str) -> str:
     """Run ``protofl site`` with these words, and return what it prints; it must succeed."""
     return output_of([PROTOFL, "site", *words], environment(folder / "home"), folder)

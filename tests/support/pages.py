@@ -129,7 +129,7 @@ class Page(HTMLParser):
             assert place[1:] in self.ids, place
 
 
-def drawn(
+def chart_arguments(
     function: Callable[[RecordedRun], Iterable[object]], folder: Path, chart: str
 ) -> list[Any]:
     """Return the positional arguments with which a ``function`` of the report draws its last chart.

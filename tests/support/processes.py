@@ -255,7 +255,9 @@ def hear_ctrl_c() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def typed(program: str, *words: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
+def start_in_terminal(
+    program: str, *words: str, env: Mapping[str, str] | None = None
+) -> subprocess.Popen[str]:
     """Start a program of this environment, as from a terminal; its output and errors are one."""
     return subprocess.Popen(
         [sys.executable, str(BIN / program), *words],

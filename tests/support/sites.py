@@ -17,7 +17,7 @@ from protofl_common.tools.site.node import node_config
 from tests.support.harness import CACHE, LocalGrid, Tamper, run_config, run_federation
 
 
-def images(folder: Path, *names: str) -> Path:
+def write_images(folder: Path, *names: str) -> Path:
     """Write random images of 8×8 pixels under these names; return the folder."""
     for index, name in enumerate(names):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -49,7 +49,7 @@ class Three:
                 "site-name": name,
                 "dataset": "image-folder",
                 "classes": ",".join(CLASSES),
-                "data-dir": str(images(folder / name / "data", *FILES)),
+                "data-dir": str(write_images(folder / name / "data", *FILES)),
                 "state-dir": str(folder / name / "state"),
                 "cache-dir": str(folder / name / "cache"),
             }
@@ -73,7 +73,7 @@ NODE = 'site-name="north" data-dir="data" dataset="image-folder" classes="cat,do
 NODE += 'cache-dir="cache" state-dir="state" allow-algorithms="fedproto"'
 
 
-def found(*options: str, node: str = NODE, **asked: str | int) -> list[Finding]:
+def findings_of_check(*options: str, node: str = NODE, **asked: str | int) -> list[Finding]:
     """Return what ``protofl site check`` finds about a run with the settings ``asked``."""
     arguments = parser_of("site").parse_args(["check", "--node-config", node, *options])
     run_settings = {key.replace("_", "-"): value for key, value in asked.items()}
@@ -104,10 +104,10 @@ def real_sites(number: int, disk: Path | None = None, **more: Any) -> dict[int, 
 JANE = Ed25519PrivateKey.from_private_bytes(b"j" * 32)
 
 
-def named(**folders: Path) -> str:
-    """Return the setting study-sites, ``name:public key,…``, for sites with these state folders.
+def make_site_keys(**folders: Path) -> str:
+    """Let each site that has no key yet make one in its state folder: site -> the folder.
 
-    A site that has no key yet makes one.
+    Return the setting study-sites with the sites' keys, ``name:public key,…``.
     """
     sites = []
     for site, folder in folders.items():

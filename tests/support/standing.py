@@ -118,7 +118,8 @@ class Standing:
         return list(json.loads(self.flwr("ls", "here", "--format", "json"))["runs"])
 
     def status(self) -> str:
-        return str(self.runs()[0]["status"])
+        newest, *_ = self.runs()
+        return str(newest["status"])
 
     def rows(self, run: str) -> list[dict[str, Any]]:
         """Return the rows of a run's metrics so far; a line that is being written is left out."""
@@ -173,7 +174,7 @@ class Standing:
         forks = [member for member in parents_and_forks if _parent(member) in parents_and_forks]
         return flowers + forks
 
-    def finished(self, timeout: float = 300) -> str:
+    def wait_for_end(self, timeout: float = 300) -> str:
         """Wait until the last run is over, and return its status."""
         self.wait(lambda: self.status().startswith("finished"), timeout, pause=1)
         return self.status()

@@ -16,7 +16,7 @@ HOSTILE = (1008, 1009)
 """Node IDs of the last two."""
 
 
-def attacked(
+def run_of_ten(
     folder: Path,
     merging: str,
     change: Change | None,

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from protofl_common.tools.cli.run import program
-from tests.support.processes import typed, wait_until
+from tests.support.processes import start_in_terminal, wait_until
 
 pytestmark = pytest.mark.system
 TINY = ("algo=local", "dataset=digits", "partition=iid", "local-epochs=1", "--clients", "2")
@@ -30,7 +30,7 @@ def test_a_run_that_is_stopped_or_killed_leaves_no_process(kind, tmp_path):
 
     The processes that simulate its clients end as well, even if it is killed.
     """
-    process = typed("protofl", "run", *TINY, "rounds=100000", f"out-dir={tmp_path}")
+    process = start_in_terminal("protofl", "run", *TINY, "rounds=100000", f"out-dir={tmp_path}")
     said = ""
     while not re.search(r"round +2/", said):
         line = process.stdout.readline()

@@ -62,7 +62,8 @@ class Site:
 # -- what is done to a site ----------------------------------------------------------------------
 def set_the_clock_wrong(site):
     """Let the site's clock be ten minutes ahead: libfaketime answers questions for the time."""
-    site.environment |= {"LD_PRELOAD": str(CLOCK[0]), "FAKETIME": "+10m"}
+    library, *_ = CLOCK
+    site.environment |= {"LD_PRELOAD": str(library), "FAKETIME": "+10m"}
 
 
 def keep_an_old_certificate(site):

@@ -41,7 +41,7 @@ class Sites(Standing):
 
     def finish(self, timeout):
         """Wait until the run has completed, and return its rows."""
-        assert self.finished(timeout) == "finished:completed", self.logs()
+        assert self.wait_for_end(timeout) == "finished:completed", self.logs()
         return self.rows("links")
 
 

@@ -19,7 +19,8 @@ def test_make_run_shows_prototypes_ahead_of_fedavg_and_of_training_alone(tmp_pat
     env = os.environ | {"TMPDIR": short, "PATH": f"{BIN}:{os.environ['PATH']}"}
     make = ("make", "-o", f"{BIN}/.installed", "run", f"VENV={sys.prefix}")
     lines = output_of((*make, "--dry-run"), env).splitlines()  # below another make there are more
-    assert ["run", "--recipe", "first-run"] in [line.split()[1:] for line in lines]
+    arguments = [line.split()[1:] for line in lines]  # without the program
+    assert ["run", "--recipe", "first-run"] in arguments
     said = output_of((*make, f"CONFIG=--recipe first-run out-dir={tmp_path} run-name=first"), env)
 
     result = (
@@ -34,4 +35,5 @@ def test_make_run_shows_prototypes_ahead_of_fedavg_and_of_training_alone(tmp_pat
     samples = "samples: 2,500 found · 300 for training (train-samples = 30 a client) · "
     assert f"{samples}2,200 for testing · none" in said
     report = (tmp_path / "first" / "report.html").read_text(encoding="utf-8")
-    assert found[0].partition(": ")[2] in report
+    _result, _, sentence = found[0].partition(": ")
+    assert sentence in report

@@ -77,7 +77,11 @@ def stop_in_round_2(
     def is_held() -> bool:
         return held.exists() and bool(held.read_text())
 
-    wait_until(is_held, lambda: process.communicate(timeout=9)[0], 600, started=process)
+    def output_so_far() -> str:
+        output, _ = process.communicate(timeout=9)
+        return output
+
+    wait_until(is_held, output_so_far, timeout=600, started=process)
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=300)
     assert process.returncode == 130, output
@@ -119,6 +123,6 @@ def test_the_pages_command_resumes_and_predicts(
     output_of((sys.executable, "-c", draw, str(image)), env)
     assert Image.open(image).size == (28, 28)
     words = ("predict", str(model), str(image), "--json", "--allow-python", "outside_moon")
-    told = json.loads(output_of(("protofl", *words), env))
-    assert told["name"] in CLASSES
-    assert 0 < told["probability"] <= 1
+    prediction = json.loads(output_of(("protofl", *words), env))
+    assert prediction["name"] in CLASSES
+    assert 0 < prediction["probability"] <= 1

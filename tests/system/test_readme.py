@@ -24,7 +24,8 @@ pytestmark = pytest.mark.system
 
 def commands(heading, kind):
     """Return the blocks of a kind, ``sh`` or ``sh service``, in a chapter of the README."""
-    chapter = README.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    _before, _, chapter = README.partition(f"\n## {heading}\n")
+    chapter, _, _after = chapter.partition("\n## ")
     return [text for found, text in BLOCK.findall(chapter) if found == kind]
 
 
@@ -113,10 +114,10 @@ def test_the_readmes_first_command_for_ones_own_data(desk):
     write_digits(desk.folder / "photos", slice(150), classes=3)
     (block,) = commands("Your own data", "sh")
     first_command, *_ = block.splitlines()
-    told = desk.run(first_command)
+    printed = desk.run(first_command)
     line = r"^samples: 150 found · (\d+) for training · (\d+) for testing · none left out$"
-    found = re.search(line, told, re.M)
-    assert found, told
+    found = re.search(line, printed, re.M)
+    assert found, printed
     assert int(found[1]) + int(found[2]) == 150
     assert len(list(desk.folder.glob("runs/*/summary.json"))) == 1
 

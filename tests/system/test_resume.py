@@ -38,7 +38,7 @@ def test_a_deployed_run_outlives_its_superlink_and_goes_on_by_itself_after_its_w
         standing.kill("worker")
         standing.start_worker(worker)
         standing.wait(lambda: len(standing.runs()) == 2, pause=1)
-        assert standing.finished() == "finished:completed", standing.logs()
+        assert standing.wait_for_end() == "finished:completed", standing.logs()
         summary = json.loads((tmp_path / "runs" / "stopped" / "summary.json").read_text())
         # the worker may have finished round 3 before it was killed
         assert summary["resumed-after-rounds"] in ([2], [3])
@@ -53,4 +53,4 @@ def test_a_deployed_run_outlives_its_superlink_and_goes_on_by_itself_after_its_w
         with closing(sqlite3.connect(database)) as link:
             for table in ("message_ins", "message_res", "message", "objects", "task_logs"):
                 assert link.execute(f"SELECT count(*) FROM {table}").fetchone() == (0,), report
-        assert len(standing.runs()) == 2, "the SuperLink goes on"
+        assert len(standing.runs()) == 2, "the SuperLink goes on, and has both"

@@ -37,7 +37,9 @@ def federation(tmp_path_factory):
 
 
 def test_the_readme_says_who_runs_each_block():
-    assert len(blocks_of(README)) == README.read_text(encoding="utf-8").count("```sh") == 11
+    num_blocks = 11  # to be changed with the page
+    assert len(blocks_of(README)) == num_blocks
+    assert README.read_text(encoding="utf-8").count("```sh") == num_blocks
     assert {block.machine for block in blocks_of(README)} == {"preamble", "superlink", "north"}
 
 
@@ -161,7 +163,7 @@ def test_a_supernode_without_the_right_key_or_authority_is_refused(
     command += f" --root-certificates {authority} --port {free_port()}"
     if key:
         command += f" --auth-supernode-private-key {key}"
-    status, output = federation.end_of("north", command, tmp_path / "log")
+    status, output = federation.run_until_it_ends("north", command, tmp_path / "log")
 
     assert status != 0, output
     assert reason in output
@@ -222,7 +224,8 @@ def ask(machines, port, path, data=None):
 def test_a_worker_without_the_secret_gets_nothing(federation, tmp_path):
     command = "exec protofl worker --runtime-api-address 127.0.0.1:8001"
     command += " --root-certificates certs/ca.crt"
-    federation.end_of("superlink", command, tmp_path / "log")  # it ends, and says nothing
+    # it says nothing itself
+    federation.run_until_it_ends("superlink", command, tmp_path / "log")
     assert '"POST /v1/runtime/acquire-task HTTP/1.1" 401' in federation.logs()
 
 
@@ -239,7 +242,7 @@ def nodes(machines):
     return found
 
 
-def shown_once(machines, wanted):
+def wait_for_nodes(machines, wanted):
     """Wait until `nodes` are as ``wanted`` says, and return them."""
 
     def found():
@@ -249,10 +252,16 @@ def shown_once(machines, wanted):
     return wait_until(found, machines.logs, timeout=120)
 
 
+def is_online(found, site):
+    """True if a site is online, by what `nodes` returns."""
+    _node, state = found[site]
+    return state == "online"
+
+
 @pytest.mark.usefixtures("output_of_the_run")  # before it, a site has no models to retain
 def test_the_operators_page(federation):
     """The page's blocks run in order. North gets a new key at the end, and nobody else notices."""
-    before = shown_once(federation, lambda found: all(found[site][1] == "online" for site in SITES))
+    before = wait_for_nodes(federation, lambda found: all(is_online(found, site) for site in SITES))
 
     for block in blocks_of(OPERATIONS):
         done = federation.run(block.machine, block.text, timeout=240)
@@ -265,10 +274,12 @@ def test_the_operators_page(federation):
         assert copy.execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
     def north_is_back(found):
-        return found["north"] != before["north"] and found["north"][1] == "online"
+        return found["north"] != before["north"] and is_online(found, "north")
 
-    now = shown_once(federation, north_is_back)
-    assert now["north"][0] != before["north"][0]
+    now = wait_for_nodes(federation, north_is_back)
+    node_before, _state = before["north"]
+    node_now, _state = now["north"]
+    assert node_now != node_before
     assert now["south"] == before["south"]
 
 
@@ -279,7 +290,7 @@ def chapter(title, kind="sh superlink"):
     return re.findall(rf"(?ms)^```{kind}\n(.*?)^```", text)
 
 
-def stopped_run(machines):
+def start_run_to_stop(machines):
     """Start the README's run with eight rounds; return its number once it is in its second.
 
     The test then stops it.
@@ -291,8 +302,8 @@ def stopped_run(machines):
     machines.step("superlink", command.replace("--stream", "").replace("rounds=2", "rounds=8"))
     wait_until(lambda: list(folder.glob("checkpoints/000001*")), machines.logs)
 
-    unfinished = [run for run in machines.runs() if not run["status"].startswith("finished")]
-    return str(unfinished[0]["run-id"])
+    newest, *_ = [run for run in machines.runs() if not run["status"].startswith("finished")]
+    return str(newest["run-id"])
 
 
 def upgrade(machines):
@@ -314,7 +325,7 @@ def test_what_else_the_operators_page_says(federation):
     (stopping,) = chapter("Stop and resume", kind="sh superlink stopping")
     stop, resume = stopping.splitlines()
     renew, rotate = chapter("Certificates and keys")
-    number = stopped_run(federation)
+    number = start_run_to_stop(federation)
     federation.step("superlink", f"RUN={number}\n{stop}")
 
     federation.step("superlink", *chapter("Backup and restore"))
@@ -352,6 +363,6 @@ def test_what_else_the_operators_page_says(federation):
 
     revoke, register = rotate.replace("north", "south").splitlines()
     federation.step("superlink", revoke)
-    shown_once(federation, lambda found: set(found) == {"north"})
+    wait_for_nodes(federation, lambda found: set(found) == {"north"})
     again = federation.run("superlink", register)
     assert "Public key already in use" in again.stdout + again.stderr

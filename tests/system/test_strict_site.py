@@ -12,14 +12,14 @@ import pytest
 
 from protofl_common.experiment.node import NODE_KEYS, PARTITION_KEYS
 from protofl_common.tools.site.node import node_config
-from tests.support.operators import PROTOFL, done, operators, study
+from tests.support.operators import PROTOFL, operators, run_site_command, write_study
 from tests.support.processes import superlink, supernode
 
 pytestmark = pytest.mark.system
 SITES = ("east", "north", "south")
 
 
-def facts(folder: Path, site: str) -> str:
+def write_site(folder: Path, site: str) -> str:
     """Write a table of 60 patients, and return the site's node config as its operator types it.
 
     It has every key but peers and those of partitions.
@@ -66,10 +66,10 @@ def strange_folder(folder: Path) -> Path:
 
 def test_sites_with_all_keys_and_both_demands_take_part_in_what_is_approved(tmp_path: Path) -> None:
     """They are started in folders with modules named as the project's: no line of these runs."""
-    nodes = {site: facts(tmp_path, site) for site in SITES}
+    nodes = {site: write_site(tmp_path, site) for site in SITES}
     keys = {}
     for site, node in nodes.items():
-        keys[site] = done(tmp_path, "key", "--node-config", node).strip()
+        keys[site] = run_site_command(tmp_path, "key", "--node-config", node).strip()
     nodes = {site: f'{node} peers="{",".join(keys.values())}"' for site, node in nodes.items()}
     assert {*node_config(nodes["north"]), *PARTITION_KEYS} == {*NODE_KEYS}
     # east's operator gives a file in the place of words
@@ -77,7 +77,7 @@ def test_sites_with_all_keys_and_both_demands_take_part_in_what_is_approved(tmp_
     lines = [f"{key} = {json.dumps(value)}" for key, value in node_config(nodes["east"]).items()]
     file.write_text("\n".join(lines))
     nodes["east"] = str(file)
-    strict = study(tmp_path, "strict", keys)
+    strict = write_study(tmp_path, "strict", keys)
     strange = strange_folder(tmp_path / "work")
 
     with ExitStack() as running:
@@ -103,7 +103,9 @@ def test_sites_with_all_keys_and_both_demands_take_part_in_what_is_approved(tmp_
 
     settings = "partition=own norm=group models=mlp-1 secagg=true dp=sample dp-delta=1e-4 rounds=1 "
     settings += "local-epochs=1 batch-size=16 eval-batch-size=64"
-    checked = done(tmp_path, "check", *settings.split(), "--node-config", nodes["north"])
+    checked = run_site_command(
+        tmp_path, "check", *settings.split(), "--node-config", nodes["north"]
+    )
     assert "WRONG" not in checked
     assert "12 test samples, 2 classes: sick, well" in checked  # a fifth of 60
 
@@ -113,16 +115,18 @@ def assert_what_the_operator_sees(folder: Path, site: str, node: str, run: Path)
     ledgers = list((folder / site / "state" / "privacy").glob("*.json"))
     assert len(ledgers) == 2  # of the site's name, and of its data
     for ledger in ledgers:
-        assert [name.split()[0] for name in json.loads(ledger.read_text())] == ["strict"]
+        (run_charged,) = json.loads(ledger.read_text())
+        name, _number = run_charged.split()
+        assert name == "strict"
 
-    checked = done(
+    checked = run_site_command(
         folder, "audit", "--against", str(run.parent / "heads.jsonl"), "--node-config", node
     )
     assert "approved by" in checked
     assert "each follows the one before it" in checked
-    assert "strict" in done(folder, "status", "--node-config", node)
+    assert "strict" in run_site_command(folder, "status", "--node-config", node)
 
-    purged = done(folder, "purge", "strict", "caches/", "--node-config", node)
+    purged = run_site_command(folder, "purge", "strict", "caches/", "--node-config", node)
     assert "removed strict" in purged
     assert not list((folder / site).rglob("*.safetensors"))
     assert all(ledger.exists() for ledger in ledgers)

@@ -23,7 +23,7 @@ against: Local
 """
 
 
-def table(folder, *words):
+def start_table(folder, *words):
     """Start `protofl table` on `TABLE`, with results in ``folder``; its clients die with it."""
     file = folder / "mine.yaml"
     file.write_text(TABLE, encoding="utf-8")
@@ -68,10 +68,10 @@ def test_a_sharded_table_that_is_killed_twice_equals_an_undisturbed_one(tmp_path
     parts = tmp_path / "parts"
     whole.mkdir()
     parts.mkdir()
-    undisturbed = table(whole)
+    undisturbed = start_table(whole)
     for _ in range(2):
-        kill_within_a_run(table(parts, "--shard", "1/2"), parts)
-    jobs = [table(parts, "--shard", shard) for shard in ("1/2", "2/2")]
+        kill_within_a_run(start_table(parts, "--shard", "1/2"), parts)
+    jobs = [start_table(parts, "--shard", shard) for shard in ("1/2", "2/2")]
     for process in (undisturbed, *jobs):
         assert process.wait(600) == 0
     assert len(list((parts / "runs").glob("*/summary.json"))) == 4  # two rows with two seeds
@@ -80,5 +80,5 @@ def test_a_sharded_table_that_is_killed_twice_equals_an_undisturbed_one(tmp_path
     assert files_of(parts) == files_of(whole), "the last one that ends knows all runs"
     for run in whole.glob("runs/*"):
         assert digests(parts / "runs" / run.name) == digests(run)
-    assert table(parts).wait(600) == 0
+    assert start_table(parts).wait(600) == 0
     assert files_of(parts) == files_of(whole)

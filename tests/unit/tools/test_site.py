@@ -53,7 +53,7 @@ from tests.support.fakes import task
 from tests.support.harness import LocalGrid, run_config, run_federation
 from tests.support.processes import output_of
 from tests.support.programs import program
-from tests.support.sites import NODE, found, images, level_of, named
+from tests.support.sites import NODE, findings_of_check, level_of, make_site_keys, write_images
 
 CLIENT_PROCESS = "protofl_common.tools.site.client_process"
 SITE_CHECK = "protofl_common.tools.site.check"
@@ -200,7 +200,7 @@ def test_defaults_that_are_not_the_sites_are_refused_and_not_overlooked(home):
     grid = LocalGrid(config, {7: {"site-name": "north"}})
 
     for content in ({}, pack_settings(digest_of(config | {"lr": 0.123}))):
-        reply = grid.asked(Message(RecordDict({**content}), 7, MessageType.QUERY, group_id="0"))
+        reply = grid.ask(Message(RecordDict({**content}), 7, MessageType.QUERY, group_id="0"))
         assert "other defaults; install the same version on both" in refusal_in(reply).text
 
 
@@ -412,7 +412,7 @@ def site(home, monkeypatch):
     monkeypatch.setenv("FLWR_HOME", str(home / "flwr"))
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     monkeypatch.setattr(f"{SITE_CHECK}.FEW_BYTES", 0)  # this disk may be full
-    images(home / "data", *eight_each("cat", "dog"))
+    write_images(home / "data", *eight_each("cat", "dog"))
     (home / "data").chmod(0o750)
     (home / "cache").mkdir(mode=0o700)
     (home / "state").mkdir(mode=0o700)
@@ -427,14 +427,14 @@ def eight_each(*classes):
 
 
 def levels_of(node):
-    return {finding.level for finding in found(node=node)}
+    return {finding.level for finding in findings_of_check(node=node)}
 
 
 def test_a_well_kept_site_has_nothing_to_be_warned_of(site, monkeypatch):
     """Every finding of the check is a plain one, and nothing is written."""
     run_id = "flwr.supercore.task_identity.TaskIdentity._run_id"
     monkeypatch.setattr(run_id, None)  # as in a process of its own
-    findings = found(dataset="image-folder", partition="own", image_size=8)
+    findings = findings_of_check(dataset="image-folder", partition="own", image_size=8)
 
     assert {finding.level for finding in findings} == {""}, findings
 
@@ -466,7 +466,7 @@ def test_a_site_is_told_only_of_algorithms_that_meet_its_demands(demand, unable,
     node = NODE.replace("fedproto", "all").replace('"state"', f'"{site / "state"}"')
 
     algorithms = set()
-    for finding in found(node=f"{node} {demand}"):
+    for finding in findings_of_check(node=f"{node} {demand}"):
         if finding.topic == "sends":
             algorithms.update(finding.text.rpartition(": ")[2].split(", "))
 
@@ -509,9 +509,9 @@ WITHOUT_DATA = NODE.partition(" data-dir")[0]
 @pytest.mark.usefixtures("site")
 def test_what_is_wrong_or_worth_a_warning_comes_first(options, node, level, text):
     """``text`` is part of a finding of this level ("": a plain one)."""
-    named(north=Path("state/sites/north"))
+    make_site_keys(north=Path("state/sites/north"))
 
-    findings = found(*options, node=node)
+    findings = findings_of_check(*options, node=node)
 
     assert level_of(findings, text) == level
     assert findings[0].level == level
@@ -527,7 +527,7 @@ def test_a_device_that_cannot_be_used_is_wrong(of_a_run, monkeypatch):
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     monkeypatch.setattr(torch, "use_deterministic_algorithms", lambda *_, **__: None)
 
-    findings = found(node=NODE + ' device="cuda:77"', **of_a_run)
+    findings = findings_of_check(node=NODE + ' device="cuda:77"', **of_a_run)
 
     assert level_of(findings, "device = 'cuda:77': not usable here") == "WRONG"
 
@@ -565,7 +565,7 @@ def test_a_strict_site_is_not_called_wrong_for_what_runs_ask_by_default():
         "rounds = 3: this site takes at most 2; its operator may raise max-rounds (node config)"
     )
 
-    assert found(node=strict, rounds=3, **asked)[0].text == refusal
+    assert findings_of_check(node=strict, rounds=3, **asked)[0].text == refusal
 
 
 def test_folders_that_others_may_look_into_are_warned_of(site):
@@ -574,7 +574,7 @@ def test_folders_that_others_may_look_into_are_warned_of(site):
     for folder in folders:
         folder.chmod(0o755)
 
-    findings = found()
+    findings = findings_of_check()
 
     for folder in folders:
         text = f"{folder}: other users of this machine may look in (mode 0755)"
@@ -589,7 +589,7 @@ def test_a_private_key_that_others_may_read_or_that_flower_does_not_take_is_wron
     key.write_text("secret")
 
     def level_of_key(text):
-        return level_of(found("--auth-supernode-private-key", "key"), f"key: {text}")
+        return level_of(findings_of_check("--auth-supernode-private-key", "key"), f"key: {text}")
 
     key.chmod(0o640)
     assert level_of_key("other users of this machine may read it") == "WRONG"
@@ -610,7 +610,7 @@ def test_a_disk_that_is_almost_full_is_told(free_bytes, text, level, site, monke
     """Below 1 GiB is a warning; less than 1 MB is told as 0 MB, with which no site can work."""
     monkeypatch.setattr(f"{SITE_CHECK}.FEW_BYTES", 2**30)
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=free_bytes))
-    assert level_of(found(), f"{site / 'state'}: {text}") == level
+    assert level_of(findings_of_check(), f"{site / 'state'}: {text}") == level
 
 
 def test_files_of_a_site_that_others_may_read_or_it_cannot_use_are_wrong(site, monkeypatch):
@@ -621,7 +621,7 @@ def test_files_of_a_site_that_others_may_read_or_it_cannot_use_are_wrong(site, m
     sites = site / "state/sites"
     key = sites / "north/site.key"
     weights = site / "state/first-1/clients/north/weights"
-    named(north=sites / "north")
+    make_site_keys(north=sites / "north")
     key.chmod(0o644)
 
     assert levels_of(NODE) == {""}  # nobody may look into these folders
@@ -632,7 +632,7 @@ def test_files_of_a_site_that_others_may_read_or_it_cannot_use_are_wrong(site, m
     weights.touch(mode=0o644)
     for file in (key, weights):
         text = f"{file}: other users of this machine may read it; chmod 600"
-        assert level_of(found(), text) == "WRONG"
+        assert level_of(findings_of_check(), text) == "WRONG"
 
     def walk(top):
         """List a file that is gone when it is looked at."""
@@ -641,10 +641,10 @@ def test_files_of_a_site_that_others_may_read_or_it_cannot_use_are_wrong(site, m
         return []
 
     monkeypatch.setattr("os.access", lambda path, mode: Path(path) not in (key, sites))
-    assert level_of(found(), f"{key}: this user cannot read or write it") == "WRONG"
+    assert level_of(findings_of_check(), f"{key}: this user cannot read or write it") == "WRONG"
 
     monkeypatch.setattr("os.walk", walk)
-    assert level_of(found(), f"{sites}: this user cannot read or write it") == "WRONG"
+    assert level_of(findings_of_check(), f"{sites}: this user cannot read or write it") == "WRONG"
 
 
 @pytest.mark.parametrize(("days", "level"), [(-0.01, "WRONG"), (29.1, "warning"), (300.1, "")])
@@ -653,7 +653,7 @@ def test_a_certificate_with_few_days_left_is_warned_of_and_one_without_any_is_wr
 ):
     monkeypatch.setattr(certificates, "CA_DAYS", days)
     certificates.make_ca(site)
-    assert level_of(found("--root-certificates", "ca.crt"), "certificates") == level
+    assert level_of(findings_of_check("--root-certificates", "ca.crt"), "certificates") == level
 
 
 def site_command(words, node=NODE):
@@ -805,7 +805,7 @@ def test_a_site_with_demands_starts_and_can_be_checked_and_cleared(
 
 @pytest.mark.usefixtures("site")
 def test_each_wrong_setting_is_a_finding():
-    findings = found(node=f'{NODE} arch="table3" train-fraction=2.0')
+    findings = findings_of_check(node=f'{NODE} arch="table3" train-fraction=2.0')
     wrong = [finding.text.partition(" ")[0] for finding in findings if finding.level == "WRONG"]
     assert set(wrong) == {"arch", "train-fraction"}
 
@@ -824,7 +824,7 @@ ONE_ROUND = {"rounds": 1, "partition": "own"}
 def test_an_unmet_demand_says_what_would(demand, node, run, expected, site):
     """``run`` has a run's settings; {} asks which algorithms the site allows."""
     node = f"{strict(site, demand)} {node}"
-    listed = found(node=node, **run)
+    listed = findings_of_check(node=node, **run)
     (text,) = [finding.text for finding in listed if finding.topic == "settings"]
 
     assert expected in text
@@ -858,7 +858,7 @@ def test_the_check_prints_classes_and_numbers_as_the_operator_needs_them(site, c
 
     run = ONE_ROUND | {"image_size": 8, "algo": "fedproto", "norm": "group", "local_epochs": 1}
     run |= {"dp": "sample", "dp_delta": 1e-6, "secagg": True}
-    findings = found(node=strict(site, "both"), **run)
+    findings = findings_of_check(node=strict(site, "both"), **run)
 
     assert level_of(findings, "data 12 training and 4 test samples, 2 classes: cat, dog") == ""
 
@@ -991,7 +991,7 @@ PAGE = (ROOT / "docs" / "security.md").read_text()
 
 def test_the_page_shows_what_the_check_prints(site, monkeypatch, capsys):
     """The command of docs/security.md is run here, and paths are replaced by the page's."""
-    images(site / "data/north", *eight_each("benign", "malignant"))
+    write_images(site / "data/north", *eight_each("benign", "malignant"))
     (site / "data/north").chmod(0o750)
     monkeypatch.setattr(certificates, "CA_DAYS", 3600.1)
     made = [str(site / "certs"), "--server", "superlink.example.org", "--node", "north"]

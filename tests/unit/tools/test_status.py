@@ -27,12 +27,12 @@ from protofl_common.tools.known_runs import runs_in
 from protofl_common.tools.superlink import Endpoint, Federation, ask, ask_endpoint
 from tests.support.accidents import fails, on_round
 from tests.support.attacks import interrupted
-from tests.support.commands import SCHEMA, output, told
+from tests.support.commands import SCHEMA, json_printed, output
 from tests.support.fakes import submission
 from tests.support.harness import run_config, run_federation
 from tests.support.processes import free_port, name_superlink, wait_until
 from tests.support.programs import program
-from tests.support.sites import Three, found, level_of
+from tests.support.sites import Three, findings_of_check, level_of
 
 
 def federation(*nodes, **override):
@@ -236,7 +236,7 @@ def test_for_whom_a_round_waits_is_told(tmp_path, monkeypatch, capsys):
     with FileLock(run.parent / ".first.lock"):  # a process is at work on the run
         assert text in output(capsys, *command, status=SOMEBODY_IS_NEEDED).out
         figures = output(capsys, *command, "--prometheus", status=SOMEBODY_IS_NEEDED).out
-        waiting = told(capsys, *command)["waiting"]
+        waiting = json_printed(capsys, *command)["waiting"]
 
     assert 'protofl_awaited_seconds{run="first",site="south"} 40\n' in figures
     assert 'protofl_round_closes_seconds{run="first"} 80\n' in figures
@@ -294,7 +294,7 @@ def test_a_wrong_clock_is_said_before_flower_refuses_it(seconds, level, door, mo
     ``seconds``: how far the SuperLink is behind the site.
     """
     monkeypatch.setattr(Clock, "behind", timedelta(seconds=seconds))
-    findings = found("--superlink", address_of(door), "--insecure", node=NODE)
+    findings = findings_of_check("--superlink", address_of(door), "--insecure", node=NODE)
 
     assert level_of(findings, "clock ") == level
     assert level_of(findings, "answers; no certificate") == ""
@@ -343,7 +343,7 @@ def test_days_that_the_superlinks_certificate_has_left_are_told(door, tmp_path):
     """The clock of the server is this machine's."""
     serve_tls(door, tmp_path, "127.0.0.1", CA_DAYS=9)  # the server's ends with its authority's
     address = address_of(door)
-    findings = found("--superlink", address, "--root-certificates", "ca.crt", node=NODE)
+    findings = findings_of_check("--superlink", address, "--root-certificates", "ca.crt", node=NODE)
     answers = f"{address}: answers; its certificate: 8 days left"
 
     assert level_of(findings, answers) == "warning"
@@ -386,7 +386,7 @@ def test_a_certificate_of_the_superlink_that_does_not_hold_is_wrong(
     """The certificate has expired, or is for another host: the check and the status say so."""
     serve_tls(door, tmp_path, host, SERVER_DAYS=days)
     address = address_of(door)
-    findings = found("--superlink", address, "--root-certificates", "ca.crt", node=NODE)
+    findings = findings_of_check("--superlink", address, "--root-certificates", "ca.crt", node=NODE)
 
     assert level_of(findings, reason) == "WRONG"
 

@@ -12,7 +12,7 @@ from protofl_common.report.drawing import FORMATS
 from protofl_common.runs.figures import Table
 from protofl_common.runs.folder import SUMMARY
 from protofl_common.tools.tables.groups import ABOUT_P, Estimate, holm
-from tests.support.commands import cells_of, output, told
+from tests.support.commands import cells_of, json_printed, output
 from tests.support.fakes import write_run
 
 LOCAL = [0.50, 0.58, 0.53, 0.61]
@@ -47,7 +47,7 @@ def edit_summary(run, **changes):
 
 def compared(capsys, *arguments):
     """Return the groups that ``protofl compare`` makes of these folders; the best stands first."""
-    return told(capsys, "compare", *map(str, arguments))["groups"]
+    return json_printed(capsys, "compare", *map(str, arguments))["groups"]
 
 
 def test_intervals_and_tests_are_those_of_scipy(tmp_path, capsys):

@@ -7,7 +7,7 @@ import jsonschema
 from protofl_common.runs.events import Event, Failed, Finished, RoundDone
 from protofl_common.simulation import grid
 from protofl_common.tools.cli import COMMANDS, main
-from tests.support.commands import SCHEMA, parsers_of, told
+from tests.support.commands import SCHEMA, json_printed, parsers_of
 from tests.support.fakes import row
 
 
@@ -29,11 +29,11 @@ def test_every_command_with_the_option_has_a_part_of_the_schema():
 
 
 def test_lists_and_findings_follow_the_schema(tmp_path, capsys):
-    assert told(capsys, "runs", str(tmp_path))["runs"] == []
-    assert told(capsys, "list", "partitions").keys() == {"command", "format", "partitions"}
-    assert len(told(capsys, "list")) == 9  # seven lists, the command and the format
-    assert told(capsys, "doctor")["findings"]
-    assert told(capsys, "site", "check", "--node-config", 'site-name="north"')["findings"]
+    assert json_printed(capsys, "runs", str(tmp_path))["runs"] == []
+    assert json_printed(capsys, "list", "partitions").keys() == {"command", "format", "partitions"}
+    assert len(json_printed(capsys, "list")) == 9  # seven lists, the command and the format
+    assert json_printed(capsys, "doctor")["findings"]
+    assert json_printed(capsys, "site", "check", "--node-config", 'site-name="north"')["findings"]
 
 
 def test_what_a_site_keeps_is_told_with_its_size_and_places(tmp_path, capsys):
@@ -42,7 +42,7 @@ def test_what_a_site_keeps_is_told_with_its_size_and_places(tmp_path, capsys):
     state.mkdir(parents=True)
     (state / "model.safetensors").write_bytes(bytes(10))
     node = f'site-name="north" state-dir="{tmp_path}" cache-dir="{tmp_path / "cache"}"'
-    first, caches = told(capsys, "site", "status", "--node-config", node)["kept"]
+    first, caches = json_printed(capsys, "site", "status", "--node-config", node)["kept"]
 
     assert first == {"name": "first", "bytes": 10, "paths": [str(state)]}
     assert caches == {"name": "caches/", "bytes": 0, "paths": []}

@@ -18,7 +18,7 @@ from protofl_common.experiment.catalog import CATALOG
 from protofl_common.report import charts
 from protofl_common.tools.cli import main, program
 from protofl_common.wire.schema import Exchange, Weights
-from tests.support.commands import cells_of, output, told
+from tests.support.commands import cells_of, json_printed, output
 from tests.support.fakes import row, write, write_run
 
 
@@ -208,7 +208,7 @@ def runs(tmp_path, monkeypatch):
 def test_the_list_of_runs(runs, capsys):
     """A run's line has its state, its data, its last and best accuracy, and its size."""
     with FileLock(runs / ".running.lock"):
-        found = {run["name"]: run for run in told(capsys, "runs")["runs"]}
+        found = {run["name"]: run for run in json_printed(capsys, "runs")["runs"]}
 
     assert [(name, run["state"], run["dataset"]) for name, run in found.items()] == [
         ("running", "running", "own data of the sites"),
