@@ -424,7 +424,7 @@ def test_a_full_disk_is_a_failed_reply_and_costs_that_round_only(tmp_path, monke
     """The client goes on from its state of before that round."""
 
     def save_unless_full(tensors, path, metadata):
-        if path.parent.parent.name == "site-1" and metadata.get("round") == "2":
+        if path.parent.name == "site-1" and metadata.get("round") == "2":
             raise OSError(errno.ENOSPC, "No space left on device")
         save_file(tensors, path, metadata)
 

@@ -280,7 +280,7 @@ def test_a_full_disk_of_the_server_leaves_the_last_checkpoint(tmp_path, monkeypa
     checkpoints_when_synced = []
 
     def save_unless_full(tensors, path, metadata):
-        if path.parent.parent.name == CHECKPOINTS and '"round": 2' in metadata["facts"]:
+        if path.parent.name == CHECKPOINTS and '"round": 2' in metadata["facts"]:
             raise OSError(errno.ENOSPC, "No space left on device")
         save_file(tensors, path, metadata)
 
