@@ -122,7 +122,7 @@ def assert_what_the_operator_sees(folder: Path, site: str, node: str, run: Path)
     checked = run_site_command(
         folder, "audit", "--against", str(run.parent / "heads.jsonl"), "--node-config", node
     )
-    assert "approved by" in checked
+    assert "decision approved" in checked
     assert "each follows the one before it" in checked
     assert "strict" in run_site_command(folder, "status", "--node-config", node)
 
