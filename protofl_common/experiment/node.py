@@ -187,8 +187,8 @@ NODE_ROWS: dict[str, NodeKey] = {
         help=(
             "if a class or cluster has fewer training samples than this, none of its prototypes,"
             " counts and outputs leaves the site; no figure leaves that is made of fewer test"
-            " samples than this, or than 20; and figures are rounded to what so many samples"
-            " contribute. A run may ask for more, never for less"
+            " samples than this, or than 20; and figures are rounded"
+            " ([how](privacy.md#small-classes)). A run may ask for more, never for less"
         ),
     ),
     MAX_EVALUATIONS: NodeKey(
@@ -204,7 +204,7 @@ NODE_ROWS: dict[str, NodeKey] = {
             " `dp`, and all runs together cost no more than this. (A run's own default, `dp-epsilon"
             ' = 8`, is more than that.) `"epsilon<=2 per person"`: only runs with `dp = "person"`;'
             " for these the site's data need [a column `client`](privacy.md#persons). If the data"
-            " have this column, ε is of a person in any case. `privacy/` under `state-dir` has one"
+            " have this column, ε always protects a person. `privacy/` under `state-dir` has one"
             " ledger of the site's name and one of its data (`data-dir`, `domain`,"
             " `partition-id`). So the budget is not reset if you rename the site, or if you move"
             " its data. It is reset if you do both at once, or take another `state-dir`: never do"
