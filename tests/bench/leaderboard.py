@@ -15,6 +15,7 @@ from typing import Self
 
 from protofl_common.basics.text import human_bytes
 from protofl_common.runs.folder import RoundRow, RunFolder
+from protofl_common.tools.arguments import read_assignments
 from protofl_common.tools.tables.plan import Cell, plan
 from protofl_common.tools.tables.spec import TableFile, read_table
 from tests.bench.printing import markdown, parser_of, with_content
@@ -131,7 +132,7 @@ def write_measured(measured: Iterable[Figures]) -> None:
 def update(cells: Iterable[Cell], runs: Path) -> dict[tuple[str, str, int], Figures]:
     """Return what was measured, with the runs in this folder."""
     before = read_measured()
-    measured = {}
+    measured = dict(before)
     for cell in cells:
         for seed, run in cell.runs.items():
             key = (cell.row, cell.column, seed)
@@ -182,9 +183,13 @@ def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("out", type=Path, help="where protofl table put its results")
     parser.add_argument("--data-dir", default="", help="as for protofl table")
-    options = parser.parse_args()
+    changes = "key=value, as for protofl table"
+    parser.add_argument("settings", nargs="*", metavar="SETTING", help=changes)
+    options = parser.parse_intermixed_args()
     table = read_table(TABLE)
-    measured = update(plan(table, data_dir=options.data_dir), options.out / "runs")
+    overrides = read_assignments(options.settings)
+    cells = plan(table, data_dir=options.data_dir, overrides=overrides)
+    measured = update(cells, options.out / "runs")
     write_measured(measured.values())
     page = PAGE.read_text(encoding="utf-8")
     text = with_content(page, BEGIN, f"\n{written(table, measured)}", END)
