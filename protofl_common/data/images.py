@@ -361,7 +361,7 @@ def decoded(
     """Decode image files to uint8 [N, 3, size, size], on all cores.
 
     A file that cannot be read is noted in ``unreadable``, which has the error by the file's row;
-    that row of the result is all 0. DataError if more files are so than ``max-unreadable`` allows,
+    that row of the result is all 0. DataError if ``max-unreadable`` allows fewer such files,
     OSError if the disk has no room.
     """
     number = len(files)
@@ -386,10 +386,10 @@ def decoded(
             if len(unreadable) > most_unreadable:
                 pool.shutdown(cancel_futures=True)
                 share = settings.max_unreadable
-                cure = "or let some be so: max-unreadable"
+                bound = "or let some be so: max-unreadable"
                 if share:
-                    cure = f"more than max-unreadable = {share} of {number} images are so"
-                raise DataError(f"{error}, {cure}")
+                    bound = f"more than max-unreadable = {share} of {number} images are so"
+                raise DataError(f"{error}, {bound}")
     return images
 
 

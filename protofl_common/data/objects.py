@@ -70,7 +70,8 @@ def as_arrays(data: Any, *, alone: bool = False) -> dict[str, Any]:
 def _with_label_names(arrays: dict[str, Any]) -> dict[str, Any]:
     """Add as ``classes`` the names of the columns of a data frame that has several labels a sample.
 
-    Without them the columns would be taken for the labels of the run in its order.
+    Without these names the first column would be taken for the run's first label, and so on. All
+    parts of the inputs must have the same columns, and so must all parts of the labels.
     """
     _check_same_columns(arrays, "x_")
     _check_same_columns(arrays, "y_")

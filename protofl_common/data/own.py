@@ -158,11 +158,11 @@ def read_arrays(settings: DataSettings) -> RawData:
 
     rows = TableFile(file)
     arrays, of_labels = _annotations(rows, several)
-    no_inputs = {*of_labels}
+    label_columns = {*of_labels}
     if several is not None:
-        no_inputs |= {*several.meaning}  # also what ``label-map`` leaves out
-    inputs = [name for name in rows.others if name not in no_inputs]
-    chosen = chosen_columns(settings, inputs, where)
+        label_columns |= {*several.meaning}  # also those that ``label-map`` leaves out
+    candidates = [name for name in rows.others if name not in label_columns]
+    chosen = chosen_columns(settings, candidates, where)
     names = [name_and_categories(column)[0] for column in chosen]
     used = {*of_labels, *names, *names_in(settings.drop)}  # what is dropped, the owner knows
     unused = [name for name in rows.others if name not in used]

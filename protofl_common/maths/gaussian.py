@@ -76,7 +76,7 @@ class ClassMoments(nn.Module):
         means_CF = (self.first / noisy_shares_C[:, None]).renorm(2, 0, max_norm)
         self.shares.copy_(shares_C)
         self.first.copy_(shares_C[:, None] * means_CF)
-        # S is linear in the covariance, so what shall leave the covariance leaves S
+        # the second moments are the covariance and a term of the means: they lose what it loses
         eigenvalues, eigenvectors = torch.linalg.eigh(self.covariance())
         negative_part = (eigenvectors * eigenvalues.clamp(max=0)) @ eigenvectors.mT
         self.second -= _upper_half(negative_part)

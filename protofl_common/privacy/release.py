@@ -240,11 +240,11 @@ def bounded_counts(noisy_C: Tensor, samples: int) -> Tensor:
     total = float(positive_C.sum())
     scaled_C = positive_C * min(1.0, samples / max(1.0, total))  # never scaled up
     whole_C = scaled_C.round()
-    if float(whole_C.sum()) > samples:  # several halves were rounded up
+    if float(whole_C.sum()) > samples:  # rounding has raised too many
         whole_C = scaled_C.floor()
     counts_C = whole_C.long()
     largest = noisy_C.argmax()
-    counts_C[largest] = max(1, int(counts_C[largest]))
+    counts_C[largest] = max(1, int(counts_C[largest]))  # if it was 0, so are all others
     return counts_C
 
 

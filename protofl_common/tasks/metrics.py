@@ -56,8 +56,8 @@ def macro_f1(scores_NC: Scores, labels_N: Labels, classes: Labels | None = None)
 def macro_f1_of_tested(scores_NC: Scores, labels_N: Labels) -> float:
     """Return the mean F1 of the classes that occur.
 
-    If a mean over classes that are predicted left a site, too, one sample predicted as another
-    class would show, as the mean would then have one class more.
+    A class that is only predicted does not count. If it did, a single sample that is predicted as
+    such a class would add a class to the mean, and the server could see that from the figure.
     """
     return macro_f1(scores_NC, labels_N, np.unique(labels_N))
 

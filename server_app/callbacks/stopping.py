@@ -76,9 +76,10 @@ def _check_measured(metric: str, rows: list[RoundRow]) -> None:
     if not metric or not rows or any(row["void"] for row in rows):
         return
     is_of_trained_models = rows[-1]["evaluated-after-round"] > 0
-    if not is_of_trained_models or not measured(rows[-1:]):
+    last_round_has_figures = bool(measured(rows[-1:]))
+    if not is_of_trained_models or not last_round_has_figures:
         return
-    names = measured(rows)
+    names = measured(rows)  # of all rounds so far
     if metric in names:
         return
     reason = f"this run measures {', '.join(sorted(names))}"

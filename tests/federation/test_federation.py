@@ -213,6 +213,7 @@ def test_what_cannot_work_ends_the_run_before_any_client_trains(said, tmp_path, 
 
 
 def test_a_site_that_does_not_say_how_many_there_are_ends_the_run(tmp_path, capsys):
+    """Its node config lacks ``num-partitions``. The run does not wait for `join-timeout`."""
     said = "num-clients = 0"
     one_site = {1: {"site-name": "north", "partition-id": 0}}
     expect_refusal(FederationError, said, run_config(tmp_path, join_timeout=1e9), nodes=one_site)

@@ -103,8 +103,8 @@ def test_a_round_does_not_wait_for_a_slow_site(three):
 
     No round takes the whole time limit, not even the first.
     """
-    grids = []
-    late = a_round_late(grids, rounds="13", node=SOUTH)
+    grids = []  # the run puts its grid here, by which its messages are delayed
+    late = a_round_late(grids, rounds="13", node=SOUTH)  # a digit for each round
 
     outcome = three.run(late, grids.append, rounds=5, **IMPATIENT)
 
@@ -115,7 +115,8 @@ def test_a_round_does_not_wait_for_a_slow_site(three):
 
     lines = (outcome.folder.parent / HEADS).read_text().splitlines()
     heads_of_logs = [json.loads(line)["heads"] for line in lines]
-    assert {"south"} in [heads.keys() for heads in heads_of_logs], "a late reply has its log's, too"
+    # a late reply comes alone, and its site's head is stored as well
+    assert {"south"} in [heads.keys() for heads in heads_of_logs]
 
 
 @pytest.mark.parametrize("late", ["discard", "next-round"])

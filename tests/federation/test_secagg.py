@@ -413,7 +413,10 @@ def test_a_site_that_seals_a_wrong_share_does_not_get_its_peer_expelled(
 
 
 def test_a_site_whose_shares_fit_for_nobody_is_out(tmp_path, monkeypatch):
-    """Site-0 deals shares of nothing: round 1 cannot be unmasked, and then it is asked no more."""
+    """Site-0 splits its two keys into shares that do not belong together.
+
+    So round 1 cannot be unmasked, and site-0 is asked no more.
+    """
     split = client_secagg.shares.split
     secrets_split = 0
 
@@ -421,7 +424,7 @@ def test_a_site_whose_shares_fit_for_nobody_is_out(tmp_path, monkeypatch):
         nonlocal secrets_split
         secrets_split += 1
         shares = split(secret, threshold, points)
-        if secrets_split > 2:  # the first are the two keys of site-0 in the first round
+        if secrets_split > 2:  # site-0 splits first: its two keys of the first round
             return shares
         # as long as a share, and another one for each point
         return {point: bytes([0, point]) * 16 + b"x" for point in shares}

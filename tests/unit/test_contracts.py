@@ -156,6 +156,7 @@ NOT_BY_LABELS = {
     "protofl_common/privacy/release.py": "noisy counts of classes, and the largest of them",
     "protofl_common/data/partitions.py": "the client that has most to spare",
     "protofl_common/data/division.py": "counts the task's strata",
+    "protofl_common/data/raw.py": "counts the values of pixels",
     "protofl_common/data/door.py": "checks a column before it is anybody's labels",
     "protofl_common/data/table.py": "the first row that is wrong",
 }

@@ -227,8 +227,9 @@ def _changed(with_baselines: list[Settings]) -> Iterator[str]:
     """Yield a line for each setting of a run, or of a baseline of it, that is not the default.
 
     ``with_baselines`` begins with the run. A baseline adds only the keys that the run lacks: its
-    algorithm's own. For all other keys the run's value is shown, and hides nothing: the site makes
-    a baseline's settings itself (`baseline_config`), where only settings without effect differ.
+    algorithm's own. For all other keys only the run's value is shown. Nothing is hidden by this:
+    the site itself makes the baseline's settings from the run's (`baseline_config`), and changes
+    only such as have no effect on the baseline.
     """
     values: Config = {}
     for settings in reversed(with_baselines):  # the run comes last: its values replace the others

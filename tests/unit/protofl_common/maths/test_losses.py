@@ -160,7 +160,9 @@ def test_without_anything_to_contrast_with_nothing_is_learnt():
         terms.sparse_contrast(similarity, none, TAU),
     ]
     sets = torch.zeros(1, 2, 3)
-    for held in (torch.tensor([[False, False]]), torch.tensor([[True, False]])):
+    no_prototype = torch.tensor([[False, False]])
+    one_class_alone = torch.tensor([[True, False]])
+    for held in (no_prototype, one_class_alone):
         losses.append(terms.prototype_contrast(z, labels, sets, held, TAU, with_own=False))
         losses.append(terms.prototype_contrast(z, labels, sets, held, TAU, with_own=True))
 

@@ -545,7 +545,8 @@ def test_a_setting_of_the_command_line_must_act_on_some_row(small):
     edit(small, "{dataset: mnist", "{algo: fedtgp, dataset: mnist")
     cells = planned(small, overrides=overrides)
 
-    assert any(cell.skipped for cell in cells)  # without data it could act on
+    # the plan is made, although these cells lack their data
+    assert any(cell.skipped for cell in cells)
 
 
 def test_replies_that_failed_stand_below_the_table(small):
