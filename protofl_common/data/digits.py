@@ -161,7 +161,9 @@ def locate_digit5(settings: DataSettings) -> tuple[Path, ...]:
 
 def _digit5_files(settings: DataSettings) -> dict[str, tuple[Path, ...]]:
     """Return the files of each domain of Digit-5 that is complete in ``data-dir``, by its name."""
-    data_dir_of(settings)  # without a folder, no domain is at fault
+    makes_folder = settings.download and settings.data_dir
+    if not makes_folder:  # without a folder, no domain is at fault
+        data_dir_of(settings, hint="; name another, or set download = true")
     complete = {}
     for name in DIGIT5:
         with suppress(DataError):  # which `locate_public` raises for a domain that is not there

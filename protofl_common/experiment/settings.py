@@ -245,7 +245,7 @@ class Settings(Sections):
         if node_config and is_site(node_config):
             node = node_config
         # not cached: the row of another package may change while it is developed
-        if run_config.get("algo") not in CATALOG:
+        if str(run_config.get("algo")) not in CATALOG:
             return cls._read(run_config, node)
         try:
             configs = json.dumps([dict(run_config), dict(node)])  # in which 1, 1.0 and true differ

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import fsum
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.table import Table as TerminalTable
@@ -44,7 +44,6 @@ MEASURES = {
     "std": "std",
 }
 """Figures over clients, and their heads."""
-LONGEST_WHOLE_NAME = 40  # letters, of a row on a terminal
 BOLD = "\ue000"  # of no text: marks that `IN_LATEX` turns into LaTeX, which would else be escaped
 END_OF_BOLD = "\ue001"
 IN_LATEX = str.maketrans({
@@ -103,11 +102,7 @@ class Table:
         for number, head in enumerate(self.heads):
             text = Text(printable(head))
             is_words = number in self.words
-            # the names of rows stay in one line, where they are short, so that they can be copied
-            longest = max((len(row[number]) for row in self.rows), default=0)
-            is_whole = number == 0 and is_words and longest <= LONGEST_WHOLE_NAME
-            justify: Literal["left", "right"] = "left" if is_words else "right"
-            shown.add_column(text, justify=justify, overflow="fold", no_wrap=is_whole)
+            shown.add_column(text, justify="left" if is_words else "right", overflow="fold")
         for row in self.rows:
             shown.add_row(*(Text(printable(text)) for text in row))
         return shown

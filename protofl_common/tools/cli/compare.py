@@ -26,7 +26,7 @@ from protofl_common.runs.figures import HIDDEN, MEASURES, Table, figure_rows, re
 from protofl_common.runs.folder import Accuracies, RunFolder, Summary, reading
 from protofl_common.runs.over_clients import figures_of, hides_clients
 from protofl_common.tasks import task_with
-from protofl_common.tools.arguments import FIGURES_HELP, add_json, print_json, run_named
+from protofl_common.tools.arguments import FIGURES_HELP, print_json, run_named
 from protofl_common.tools.tables.figure import COUNTS, LEGAL, Figure
 from protofl_common.tools.tables.groups import (
     ABOUT_COSTS,
@@ -57,7 +57,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     latex = "the table of groups, and below it that of their costs, for LaTeX"
     parser.add_argument("--latex", type=Path, metavar="FILE.tex", help=latex)
     parser.add_argument("--figures", type=Path, metavar="DIR", help=FIGURES_HELP)
-    add_json(parser)
+    about_json = "the first table as an object of JSON, for programs"
+    parser.add_argument("--json", action="store_true", help=about_json)
 
 
 def act(arguments: Namespace) -> None:
@@ -165,8 +166,9 @@ def _means_over(runs: list[Summary]) -> Accuracies:
     for name in dict.fromkeys([*results, *runs[0]["accuracy"]]):  # each once
         figures = [figures_of(run)[name] for run in runs if name in figures_of(run)]
         means[name] = {}
-        for measure in figures[0]:
-            means[name][measure] = fmean(figure[measure] for figure in figures)
+        for measure in MEASURES:  # a run may lack some, such as `std` where clients are hidden
+            if all(measure in figure for figure in figures):
+                means[name][measure] = fmean(figure[measure] for figure in figures)
     return means
 
 

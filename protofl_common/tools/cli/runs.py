@@ -5,13 +5,17 @@ protofl runs                # those in runs/
 
 import sys
 from argparse import ArgumentParser, Namespace
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Column, Table
+from rich.text import Text
+
 from protofl_common.basics.text import human_bytes, printable
 from protofl_common.config.options import SettingsError
-from protofl_common.runs.figures import Table, best_text, results_of
+from protofl_common.runs.figures import best_text, results_of
 from protofl_common.runs.folder import MALFORMED
 from protofl_common.runs.over_clients import in_percent
 from protofl_common.tools.arguments import RUNS, add_json, print_json
@@ -42,7 +46,7 @@ def act(arguments: Namespace) -> None:
     if arguments.json:
         print_json("runs", {"runs": runs})
     else:
-        _table(runs).show()
+        Console().print(_table(runs))
 
 
 def _as_dict(run: KnownRun) -> dict[str, Any]:
@@ -87,17 +91,33 @@ def _as_dict(run: KnownRun) -> dict[str, Any]:
 
 
 def _table(runs: list[dict[str, Any]]) -> Table:
+    """Return the table of runs for a terminal: three lines a run, as 80 columns are narrow."""
     note = NOTE
     if any("/" in run["final"] for run in runs):
         note += NOTE_ON_SEVERAL_LABELS
-    rows = []
+    run_column = Column("run", no_wrap=True)  # so that a name can be copied
+    table = Table(
+        run_column,
+        "final",
+        "best",
+        "size",
+        box=SIMPLE,
+        pad_edge=False,
+        caption=note,
+        caption_justify="left",
+    )
     for run in runs:
-        about = f"{run['algorithm']} · {run['dataset']} · seed {run['seed']}"
-        rounds = f"{run['rounds']}/{run['wanted']} rounds, {run['state']}"
+        about = [
+            run["name"],
+            f"{run['algorithm']} · {run['dataset']} · seed {run['seed']}",
+            f"{run['rounds']}/{run['wanted']} rounds, {run['state']}",
+        ]
         finals = run["final"].split(", ")  # of each way to predict
         bests = run["best"].split(", ")
-        size = human_bytes(run["bytes"])
-        # three lines of a narrow table, as a terminal has 80 columns
-        lines = zip_longest([run["name"], about, rounds], finals, bests, [size])
-        rows += [[text or "" for text in line] for line in lines]
-    return Table(("run", "final", "best", "size"), rows, note, words=range(3))  # all but the size
+        table.add_row(_lines(about), _lines(finals), _lines(bests), human_bytes(run["bytes"]))
+    return table
+
+
+def _lines(texts: list[str]) -> Text:
+    """Return texts, one a line, without a stranger's control characters; markup is not read."""
+    return Text("\n".join(map(printable, texts)))

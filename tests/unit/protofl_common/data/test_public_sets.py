@@ -71,6 +71,18 @@ def test_what_is_missing_is_named_with_its_origin(name, read_dataset, tmp_path):
             read_dataset(name, tmp_path / "fed_isic2019")
 
 
+def test_digit5_makes_the_folder_into_which_it_downloads(read_dataset, tmp_path, monkeypatch):
+    """The publishers have nothing here, so that all domains are missing."""
+    for name in ("mnist", "usps", "svhn"):
+        row = PUBLIC[name]._replace(download=lambda folder: None)
+        monkeypatch.setitem(PUBLIC, name, row)
+
+    with refused("must have two of mnist, "):
+        read_dataset("digit5", tmp_path / "new", download=True)
+
+    assert (tmp_path / "new").is_dir()
+
+
 def test_digit5_takes_domains_that_are_there(read_dataset, usps_dir, capsys):
     """First MNIST and USPS are there, then MNIST-M as well; a single domain is refused."""
     data = read_dataset("digit5", usps_dir)

@@ -124,6 +124,11 @@ def test_a_value_that_is_no_scalar_is_refused_even_where_it_has_no_effect(algo, 
     assert line.startswith(f"fedtgp.server-epochs = {value!r}: must be a whole number")
 
 
+def test_a_list_of_algorithms_is_refused_by_name():
+    with pytest.raises(SettingsError, match=r"algo = \['fedavg'\]: "):
+        Settings.from_run_config(default_run_config() | {"algo": ["fedavg"]})
+
+
 def test_unknown_and_missing_keys_are_all_named_at_once():
     """Four mistakes give four lines."""
     config = default_run_config() | {"batchsize": 3, "data-dir": "~not-here/x"}

@@ -251,6 +251,19 @@ def test_a_group_without_the_others_figure_and_networks_is_not_paired(tmp_path, 
     assert group["note"] == "one pair: may be chance; by final prototype; other networks"
 
 
+def test_a_measure_that_a_run_of_the_group_lacks_is_left_out(tmp_path, capsys):
+    """A trimmed mean is there only where enough clients have answered last."""
+    first, _second = write(tmp_path, "fedavg", OURS[:2])
+    write(tmp_path, "local", LOCAL[:2])
+    accuracy = json.loads((first / SUMMARY).read_text())["accuracy"]
+    accuracy["head"]["trimmed"] = 0.5
+    edit_summary(first, accuracy=accuracy)
+
+    printed = output(capsys, "compare", tmp_path).out
+
+    assert "by each way to predict" in printed
+
+
 @pytest.mark.slow
 def test_the_figure_of_intervals_shows_the_chosen_figure_of_each_group(tmp_path, capsys):
     """Four runs of ours and two of local training have two seeds in common."""
