@@ -677,7 +677,9 @@ def test_the_scaffold_of_the_notebook_is_ours_but_for_rounding(tmp_path, monkeyp
     """The notebook's first cell of code writes SCAFFOLD as a package's method."""
     cells = json.loads(NOTEBOOK.read_text("utf-8"))["cells"]
     first = next(cell for cell in cells if cell["cell_type"] == "code")
-    (scaffold,) = re.findall(r'write_text\("""(.*?)"""\)', "".join(first["source"]), re.DOTALL)
+    scaffold, _project = re.findall(
+        r'write_text\("""(.*?)"""\)', "".join(first["source"]), re.DOTALL
+    )
     code = scaffold.replace("my_scaffold", "its_scaffold")  # no other test's module
     (tmp_path / "its_scaffold.py").write_text(code, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
