@@ -5,7 +5,6 @@ import os
 import re
 import shlex
 import signal
-import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -16,7 +15,7 @@ from PIL import Image
 from protofl_common.tools.arguments import read_recipe
 from tests.support import ROOT
 from tests.support.installed import install_into
-from tests.support.processes import BIN, hear_ctrl_c, output_of, wait_until
+from tests.support.processes import BIN, output_of, start_in_terminal, wait_until
 
 pytestmark = pytest.mark.system
 PAGE = ROOT / "docs" / "extend.md"
@@ -62,17 +61,8 @@ def stop_in_round_2(
     """
     held = site_packages / "held"
     (site_packages / "holding.py").write_text(HOLDING)
-    command = [sys.executable, str(BIN / words[0]), *words[1:]]
-    command += [f"out-dir={folder.parent}", f"run-name={RUN}", "callback=holding:hold"]
-    process = subprocess.Popen(
-        command,
-        cwd=ROOT,
-        env=env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        preexec_fn=hear_ctrl_c,
-    )
+    settings = [f"out-dir={folder.parent}", f"run-name={RUN}", "callback=holding:hold"]
+    process = start_in_terminal(*words, *settings, env=env)
 
     def is_held() -> bool:
         return held.exists() and bool(held.read_text())

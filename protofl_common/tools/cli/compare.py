@@ -162,9 +162,10 @@ def figures_of_groups(groups: list[Group]) -> Table:
 def _means_over(runs: list[Summary]) -> Accuracies:
     """Return the mean over a group's runs of each of their results and accuracies."""
     results = [result.name for result in results_of(runs[0]).values()]
+    figures_by_run = [figures_of(run) for run in runs]
     means: Accuracies = {}
     for name in dict.fromkeys([*results, *runs[0]["accuracy"]]):  # each once
-        figures = [figures_of(run)[name] for run in runs if name in figures_of(run)]
+        figures = [by_name[name] for by_name in figures_by_run if name in by_name]
         means[name] = {}
         for measure in MEASURES:  # a run may lack some, such as `std` where clients are hidden
             if all(measure in figure for figure in figures):
